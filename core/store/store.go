@@ -1,0 +1,100 @@
+// Package store holds the cells of one unit: what is in memory, and later what is on disk, behind one interface.
+//
+// A cell is (partition, field, sample). Its value is never modified in place: a write stages new bytes and a commit
+// swaps them in; a reader takes a lease, and the memory of what it leased is not reused before the lease ends.
+package store
+
+import "transferqueue/core/schema"
+
+// Sample names a row: an index that is unique while the sample lives, and a generation that changes when the index is
+// given to another sample.
+type Sample struct {
+	Index      int64
+	Generation uint32
+}
+
+// Block is a piece of unit memory: a byte range of one shared-memory segment of the unit.
+type Block struct {
+	Segment uint32
+	Offset  int64
+	Size    int64
+}
+
+// Run is a number of consecutive rows of a column that lie tightly in one block.
+type Run struct {
+	Rows  int
+	Block Block
+}
+
+// Leased is one column of a read: the rows in the order asked for, and where their bytes lie.
+type Leased struct {
+	Column schema.Column
+	Runs   []Run
+}
+
+// Stats counts what a store holds. Used bytes are payload bytes of cells and reservations, including cells that were
+// cleared but are still leased; they are exactly zero when nothing is stored, staged or leased.
+type Stats struct {
+	MemoryUsed  int64
+	MemoryLimit int64 // 0: no limit
+	DiskUsed    int64
+	DiskLimit   int64
+	Cells       int64
+	Staged      int64 // transactions neither committed nor aborted
+	Leases      int64
+}
+
+// Store is one unit's table of cells. All methods may be called from any goroutine.
+type Store interface {
+	// Stage reserves room for all columns, all or nothing, and makes nothing visible. All columns have the same number
+	// of rows. ResourceExhausted names used, limit and the bytes asked for, and changes nothing.
+	Stage(partition string, columns []schema.Column) (Staged, error)
+
+	// Read leases the cells of the given fields and samples, in that order; a sample may occur twice. A cell that is not
+	// there, or belongs to another generation, fails the whole read with a *MissingError.
+	Read(partition string, fields []string, samples []Sample) (Lease, error)
+
+	// Has reports whether every cell of the given fields and samples exists.
+	Has(partition string, fields []string, samples []Sample) bool
+
+	// Delete removes the cells of the given fields (nil: all fields) of the samples. Cells that are not there, or belong to
+	// another generation, are ignored. Memory is free when it returns, but for what is leased. It returns the bytes freed.
+	Delete(partition string, fields []string, samples []Sample) int64
+
+	// Bytes is the memory of a block of this store that is staged or leased. The caller must hold it in one of these ways.
+	Bytes(Block) []byte
+
+	// OnFree registers a function that is called, without any lock held, after room was freed. It must not block.
+	OnFree(func())
+
+	Stats() Stats
+	// Close releases all memory. Nothing may be staged or leased; what is gives InvalidState.
+	Close() error
+}
+
+// Staged is a write that is not visible yet. Exactly one of Commit and Abort ends it; a second end is ignored.
+type Staged interface {
+	// Blocks has one block per staged column; the writer fills them before Commit.
+	Blocks() []Block
+	// Commit binds row i of every column to samples[i] and makes all of them visible at once, freeing what they replace.
+	// A sample of a newer generation than a cell replaces it. It cannot fail. Samples are distinct.
+	Commit(samples []Sample)
+	// Abort gives the reservation back.
+	Abort()
+}
+
+// Lease keeps what was read until Release, which may be called twice.
+type Lease interface {
+	Columns() []Leased
+	Release()
+}
+
+// MissingError says which cell a read did not find.
+type MissingError struct {
+	Field  string
+	Sample Sample
+	// Stale is true when the index holds a sample of another generation.
+	Stale bool
+}
+
+func (e *MissingError) Error() string { return "field " + e.Field + " is not stored for this sample" }

@@ -1,0 +1,406 @@
+// Package wire defines the messages between clients and servers, and how they become bytes. It knows no sockets.
+//
+// A message is a frame: a fixed header, a msgpack body, and optionally a payload of raw cell bytes behind it. Bodies are
+// msgpack arrays (structs "as_array", fields in the order below); new fields are only appended, and a decoder accepts a
+// longer array than it knows. Large lists do not go through msgpack element by element: Ints is a bin of little-endian
+// int64, Strings and List are bins that hold one msgpack array.
+package wire
+
+import (
+	"time"
+
+	"transferqueue/core/schema"
+	"transferqueue/core/tqerr"
+)
+
+// Version is the protocol version. A peer with another major version is refused with VersionMismatch.
+const Version = 1
+
+// Op names a request.
+type Op uint16
+
+// Requests. Numbers are wire format: new ones are only appended.
+const (
+	OpPut Op = iota + 1
+	OpCommit
+	OpAbort
+	OpGet
+	OpRelease
+	OpClear
+	OpClearPartition
+	OpList
+	OpWait
+	OpWatchOpen
+	OpWatchNext
+	OpWatchClose
+	OpMeta
+	OpRetrieveMeta
+	OpRetrieveKeys
+	OpSetTags
+	OpConsumption
+	OpResetConsumption
+	OpProduction
+	OpPartitions
+	OpUnits
+	OpConfig
+	OpStatus
+)
+
+// Request is what a client asks. Sequence orders the client's requests that change something (0: none): a request that
+// arrives again with the same sequence returns the first outcome. Ack is the lowest sequence whose outcome the client
+// may still ask for.
+type Request struct {
+	Op       Op
+	Sequence uint64
+	Ack      uint64
+	Timeout  time.Duration // 0: none
+	Body     []byte
+	Payload  []byte
+}
+
+// Reply answers a request. With another code than OK the body is an ErrorBody.
+type Reply struct {
+	Code    tqerr.Code
+	Body    []byte
+	Payload []byte
+}
+
+// Ints is a list of integers that crosses as a bin of little-endian int64.
+type Ints []int64
+
+// Strings is a list of strings that crosses as a bin holding a msgpack array of str. nil and empty are different.
+type Strings []string
+
+// List is a list of opaque msgpack values (tag dicts, mostly) that crosses as a bin holding a msgpack array. nil and empty are
+// different.
+type List [][]byte
+
+// Column is a schema.Column on the wire.
+type Column schema.Column
+
+// ErrorBody is the body of a failed reply.
+type ErrorBody struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Op       string
+	Msg      string
+}
+
+// Samples names rows by index and generation.
+type Samples struct {
+	_msgpack    struct{} `msgpack:",as_array"`
+	Indexes     Ints
+	Generations Ints
+}
+
+// PutRequest writes rows. Exactly one of Keys, Samples and Insert names them. With columns whose bytes are not in the
+// payload the reply grants memory, and OpCommit finishes the write.
+type PutRequest struct {
+	_msgpack  struct{} `msgpack:",as_array"`
+	Partition string
+	Keys      Strings  // rows by key; a key that does not exist is created, but for an update
+	Samples   *Samples // rows by sample, which must exist
+	Insert    int      // this many new samples without a key
+	Columns   []Column
+	Tags      List   // one msgpack map per row, merged onto the stored one; nil: none
+	Update    bool   // stored = merge(stored, new); rows and fields must exist
+	Merge     string // native merge of an update: "concat", "add", "replace", "max", "min"; "": Callable
+	Callable  []byte // pickled merge function of an update, or data parser of a put
+	Inline    bool   // the payload holds the bytes of all columns, one after another
+}
+
+// PutReply grants memory (Txn != 0) or holds the result.
+type PutReply struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Txn      uint64
+	Parts    []Part
+	Result   *PutResult
+}
+
+// Part is the share of a write that one unit stores.
+type Part struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Unit     uint32
+	Rows     Ints // pairs [from, to) of rows of the batch; the unit's rows are these, in this order
+	Blocks   []Block
+}
+
+// Block is a byte range of a unit's segment.
+type Block struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Segment  uint32
+	Offset   int64
+	Size     int64
+}
+
+// PutResult is what a finished write reports.
+type PutResult struct {
+	_msgpack    struct{} `msgpack:",as_array"`
+	Indexes     Ints
+	Generations Ints
+	Fields      Strings  // sorted fields that all rows have
+	Tags        List     // stored tags of each row
+	Columns     []Column // of an update or a parsed put: the written columns as they are stored
+}
+
+// TxnRequest is the body of OpCommit and OpAbort.
+type TxnRequest struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Txn      uint64
+}
+
+// GetRequest reads rows named by keys or by samples.
+type GetRequest struct {
+	_msgpack  struct{} `msgpack:",as_array"`
+	Partition string
+	Keys      Strings
+	Samples   *Samples
+	Fields    Strings // nil: the fields that all rows have
+	Strict    bool    // a missing key or field is an error
+	Views     bool    // one lease per column instead of one for all
+	Inline    int64   // answer with the bytes in the payload when all columns together have at most this many
+}
+
+// GetReply says where the rows lie, or carries them.
+type GetReply struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Rows     int
+	Columns  []GetColumn
+	Lease    uint64 // 0: the payload holds the bytes of all columns, one after another
+}
+
+// GetColumn is one column of a get.
+type GetColumn struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Column   Column
+	Runs     []Run
+	Lease    uint64 // with Views
+}
+
+// Run is a number of consecutive rows in one block of a unit.
+type Run struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Rows     int
+	Unit     uint32
+	Block    Block
+}
+
+// ReleaseRequest ends leases; it has no reply.
+type ReleaseRequest struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Leases   Ints
+}
+
+// ClearRequest removes rows (Fields nil) or fields of rows, named by keys or by samples.
+type ClearRequest struct {
+	_msgpack  struct{} `msgpack:",as_array"`
+	Partition string
+	Keys      Strings
+	Samples   *Samples
+	Fields    Strings
+}
+
+// PartitionRequest names a partition.
+type PartitionRequest struct {
+	_msgpack  struct{} `msgpack:",as_array"`
+	Partition string
+}
+
+// ListRequest lists keys and tags. Filters narrow; nil or empty means no filter.
+type ListRequest struct {
+	_msgpack  struct{} `msgpack:",as_array"`
+	Partition *string  // nil: all
+	Keys      Strings  // nil: no filter
+	Prefix    string
+	Tags      []byte // msgpack map; a key matches when it has all these entries
+	Fields    Strings
+}
+
+// ListReply has partitions in creation order, keys in registration order.
+type ListReply struct {
+	_msgpack   struct{} `msgpack:",as_array"`
+	Partitions []ListedPartition
+}
+
+// ListedPartition is one partition of a ListReply.
+type ListedPartition struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Name     string
+	Keys     Strings
+	Tags     List
+}
+
+// WaitRequest waits until all Keys (nil: at least Count keys) exist with all Fields and Tags.
+type WaitRequest struct {
+	_msgpack  struct{} `msgpack:",as_array"`
+	Partition string
+	Keys      Strings
+	Fields    Strings
+	Count     int
+	Tags      []byte
+}
+
+// WaitReply has the keys that were waited for.
+type WaitReply struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Keys     Strings
+	Tags     List
+	Fields   Strings // sorted fields that all of them have
+}
+
+// WatchReply opens a watch.
+type WatchReply struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Watch    uint64
+}
+
+// WatchRequest is the body of OpWatchNext and OpWatchClose.
+type WatchRequest struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Watch    uint64
+}
+
+// EventsReply has the changes since the last OpWatchNext, at least one.
+type EventsReply struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Events   []Event
+}
+
+// Event is one change of a sample with a key.
+type Event struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Kind     string   // "put", "update", "clear"
+	Key      string
+	Fields   Strings
+	Tags     []byte // msgpack map, nil for a clear
+}
+
+// MetaRequest is get_meta. Mode is "insert", "fetch" or "force_fetch".
+type MetaRequest struct {
+	_msgpack  struct{} `msgpack:",as_array"`
+	Partition string
+	Mode      string
+	Fields    Strings
+	BatchSize int
+	Task      string
+	Sampling  []byte // msgpack map of sampling_config, nil: none
+}
+
+// RetrieveMetaRequest looks keys up, optionally creating those that are missing.
+type RetrieveMetaRequest struct {
+	_msgpack  struct{} `msgpack:",as_array"`
+	Partition string
+	Keys      Strings
+	Create    bool
+}
+
+// MetaReply describes rows.
+type MetaReply struct {
+	_msgpack    struct{} `msgpack:",as_array"`
+	Indexes     Ints
+	Generations Ints
+	Columns     []Column // schema of the fields, in the order of the rows; DType NoDType and Form 0: registered, no schema
+	Status      []byte   // production status per row, 0 or 1
+	Tags        List
+}
+
+// IndexesRequest names samples of a partition by index.
+type IndexesRequest struct {
+	_msgpack  struct{} `msgpack:",as_array"`
+	Partition string
+	Indexes   Ints
+}
+
+// KeysReply has one key per index; Known tells which indexes have one.
+type KeysReply struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Keys     Strings
+	Known    []byte
+}
+
+// SetTagsRequest replaces the tags of samples. Samples of an unknown partition or another generation are ignored.
+type SetTagsRequest struct {
+	_msgpack  struct{} `msgpack:",as_array"`
+	Partition string
+	Samples   Samples
+	Tags      List
+}
+
+// TaskRequest asks for or resets consumption. An empty task of a reset means all tasks.
+type TaskRequest struct {
+	_msgpack  struct{} `msgpack:",as_array"`
+	Partition string
+	Task      string
+}
+
+// ProductionRequest asks which samples have which fields.
+type ProductionRequest struct {
+	_msgpack  struct{} `msgpack:",as_array"`
+	Partition string
+	Fields    Strings
+}
+
+// StatusReply is a consumption vector (Width 1) or a production table, row by row.
+type StatusReply struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Known    bool
+	Indexes  Ints
+	Width    int
+	Status   []byte
+}
+
+// NamesReply lists names.
+type NamesReply struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Names    Strings
+}
+
+// UnitsReply lists the units.
+type UnitsReply struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Units    []UnitInfo
+}
+
+// UnitInfo is one line of list_units.
+type UnitInfo struct {
+	_msgpack    struct{} `msgpack:",as_array"`
+	ID          string
+	State       string
+	Host        string
+	MemoryUsed  int64
+	MemoryLimit int64
+	DiskUsed    int64
+	DiskLimit   int64
+	Samples     int64
+	SampleLimit int64
+	Cells       int64
+	Leases      int64
+	Staged      int64
+}
+
+// ConfigReply has the configuration of the session as its owner stored it.
+type ConfigReply struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Config   []byte
+}
+
+// StatusSummary is the body of OpStatus's reply.
+type StatusSummary struct {
+	_msgpack   struct{} `msgpack:",as_array"`
+	Version    string
+	PID        int
+	Started    int64 // seconds since 1970
+	Clients    int
+	Partitions []PartitionSummary
+	Units      []UnitInfo
+}
+
+// PartitionSummary counts one partition.
+type PartitionSummary struct {
+	_msgpack struct{} `msgpack:",as_array"`
+	Name     string
+	Samples  int
+	Keys     int
+	Fields   Strings
+	Tasks    Strings
+	Consumed Ints // per task
+}
