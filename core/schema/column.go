@@ -33,6 +33,13 @@ func (k Kind) String() string {
 // core stores them.
 type Codec uint8
 
+// Sample names a row of a partition: an index that is unique while the sample lives, and a generation that changes when the
+// index is given to another sample.
+type Sample struct {
+	Index      int64
+	Generation uint32
+}
+
 // Form says how the shapes of a column's rows are written down.
 type Form uint8
 

@@ -6,13 +6,6 @@ package store
 
 import "transferqueue/core/schema"
 
-// Sample names a row: an index that is unique while the sample lives, and a generation that changes when the index is
-// given to another sample.
-type Sample struct {
-	Index      int64
-	Generation uint32
-}
-
 // Block is a piece of unit memory: a byte range of one shared-memory segment of the unit.
 type Block struct {
 	Segment uint32
@@ -52,14 +45,14 @@ type Store interface {
 
 	// Read leases the cells of the given fields and samples, in that order; a sample may occur twice. A cell that is not
 	// there, or belongs to another generation, fails the whole read with a *MissingError.
-	Read(partition string, fields []string, samples []Sample) (Lease, error)
+	Read(partition string, fields []string, samples []schema.Sample) (Lease, error)
 
 	// Has reports whether every cell of the given fields and samples exists.
-	Has(partition string, fields []string, samples []Sample) bool
+	Has(partition string, fields []string, samples []schema.Sample) bool
 
 	// Delete removes the cells of the given fields (nil: all fields) of the samples. Cells that are not there, or belong to
 	// another generation, are ignored. Memory is free when it returns, but for what is leased. It returns the bytes freed.
-	Delete(partition string, fields []string, samples []Sample) int64
+	Delete(partition string, fields []string, samples []schema.Sample) int64
 
 	// Bytes is the memory of a block of this store that is staged or leased. The caller must hold it in one of these ways.
 	Bytes(Block) []byte
@@ -78,7 +71,7 @@ type Staged interface {
 	Blocks() []Block
 	// Commit binds row i of every column to samples[i] and makes all of them visible at once, freeing what they replace.
 	// A sample of a newer generation than a cell replaces it. It cannot fail. Samples are distinct.
-	Commit(samples []Sample)
+	Commit(samples []schema.Sample)
 	// Abort gives the reservation back.
 	Abort()
 }
@@ -92,7 +85,7 @@ type Lease interface {
 // MissingError says which cell a read did not find.
 type MissingError struct {
 	Field  string
-	Sample Sample
+	Sample schema.Sample
 	// Stale is true when the index holds a sample of another generation.
 	Stale bool
 }

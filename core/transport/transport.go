@@ -19,10 +19,12 @@ type Peer struct {
 	Local bool
 }
 
-// Handler is a server behind a transport. Serve is called concurrently, once per request, and may block until ctx ends;
-// ctx ends when the request's timeout passes, the client cancels it, or the client is gone. A reply is always returned.
+// Handler is a server behind a transport.
 type Handler interface {
-	Serve(ctx context.Context, peer Peer, req *wire.Request) *wire.Reply
+	// Serve answers one request. It is called on the goroutine that reads the connection, so it must not block: it calls
+	// reply exactly once, before it returns or later from another goroutine. ctx ends when the request's timeout passes,
+	// the client cancels it, or the client is gone; a late reply is dropped.
+	Serve(ctx context.Context, peer Peer, req *wire.Request, reply func(*wire.Reply))
 	// Gone says that the client has no connection any more and that none is expected back.
 	Gone(peer Peer)
 	// Segment gives a duplicate of the descriptor of a segment of a unit, which the caller closes, and its size.
