@@ -1,4 +1,5 @@
-/* The C contract of the TransferQueue core. Written by hand; capi/*.go implements it, python/transfer_queue/_lib.py calls it.
+/* The C contract of the TransferQueue core. Written by hand; the Go files beside it implement it, and
+ * python/transfer_queue/_lib.py calls it.
  *
  * Only integers, (pointer, length) pairs and the structs below cross. Handles are numbers from one table and are never
  * pointers. Every function may be called from any thread and holds no lock of the caller; those that may block take a

@@ -1,0 +1,125 @@
+# Sourced by the other scripts of this folder: finds or installs everything a build, a test run or the demo needs.
+#
+# Afterwards $PY is a Python that has the dependencies and this checkout installed, go is in PATH, and $ROOT, $OUT, $CACHE
+# are the checkout, its ignored outputs, and what all checkouts of a user share ($TQ_CACHE, or transferqueue in
+# $XDG_CACHE_HOME or ~/.cache): one environment with torch and the tools, gigabytes large, which is filled once. A second run
+# compares two stamps and is done.
+
+set -euo pipefail
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+OUT=$ROOT/.out
+CACHE=${TQ_CACHE:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/transferqueue}
+PY=$OUT/venv/bin/python
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+
+say() { printf '== %s\n' "$*" >&2; }
+die() { printf 'error: %s\n' "$*" >&2; exit 1; }
+
+# apt_install <what for> <package>...
+apt_install() {
+    local purpose=$1
+    shift
+    [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null ||
+        die "$purpose is missing. As root: apt-get install $*"
+    say "installing $*"
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq >&2 || say "apt-get update failed, trying with the lists at hand"
+    apt-get install -y -qq --no-install-recommends "$@" >&2 || die "apt-get install $* failed"
+}
+
+need_system() {
+    local packages=()
+    echo '#include <stdlib.h>' | gcc -E - >/dev/null 2>&1 || packages+=(gcc libc6-dev)
+    echo '#include <cstdlib>' | g++ -x c++ -E - >/dev/null 2>&1 || packages+=(g++)
+    command -v git >/dev/null || packages+=(git)
+    [ -e /etc/ssl/certs/ca-certificates.crt ] || [ -n "${SSL_CERT_FILE:-}" ] || packages+=(ca-certificates)
+    [ ${#packages[@]} = 0 ] || apt_install "a part of the tool chain" "${packages[@]}"
+}
+
+# at_least <have> <wanted>, both dotted versions
+at_least() { [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]; }
+
+need_go() {
+    local wanted go version found=
+    wanted=$(sed -n 's/^go \([0-9.]*\)$/\1/p' "$ROOT/go.mod")
+    for go in "$(command -v go || true)" /usr/local/go/bin/go /usr/lib/go/bin/go; do
+        [ -x "$go" ] || continue
+        version=$(cd "$ROOT" && "$go" version 2>/dev/null | sed -n 's/.* go\([0-9.]*\).*/\1/p')
+        if [ -n "$version" ] && at_least "$version" "$wanted"; then
+            PATH=$(dirname "$go"):$PATH
+            export PATH
+            return
+        fi
+        found+=" $go is ${version:-broken};"
+    done
+    die "Go $wanted or newer is needed:${found:- there is none in PATH or /usr/local/go/bin;}" \
+        "unpack https://go.dev/dl/ into /usr/local/go, or on Debian 13 and Ubuntu 25.04 and newer: apt-get install golang-go"
+}
+
+# Prints the first Python that torch has wheels for.
+find_python() {
+    local python
+    for python in python3.11 python3.12 python3.13 python3.14 python3; do
+        if "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null; then
+            command -v "$python"
+            return
+        fi
+    done
+    return 1
+}
+
+fingerprint() { cat "$@" | sha256sum | cut -c 1-16; }
+
+# The shared environment. Checkouts that start at the same time wait for each other here.
+need_base() {
+    local base=$CACHE/base python stamp
+    stamp=$(fingerprint "$ROOT/build/requirements.txt")
+    [ "$(cat "$base/stamp" 2>/dev/null)" = "$stamp" ] && "$base/bin/python" -c '' 2>/dev/null && return
+    mkdir -p "$CACHE"
+    exec 9>"$CACHE/lock"
+    flock 9
+    if ! "$base/bin/python" -m pip --version >/dev/null 2>&1; then
+        python=$(find_python) || {
+            [ "$(id -u)" = 0 ] && ! command -v python3 >/dev/null && apt_install Python python3 python3-venv
+            python=$(find_python) || die "Python 3.11 to 3.14 is needed: torch has wheels for no other"
+        }
+        "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+            apt_install "the module venv of $python" \
+                "$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
+        say "environment for all checkouts: $base ($("$python" --version))"
+        rm -rf "$base"
+        "$python" -m venv "$base"
+    fi
+    if [ "$(cat "$base/stamp" 2>/dev/null)" != "$stamp" ]; then
+        say "installing build/requirements.txt (the first time: torch, some gigabytes)"
+        "$base/bin/python" -m pip install -q -r "$ROOT/build/requirements.txt" >&2 || die "pip install failed"
+        echo "$stamp" >"$base/stamp"
+    fi
+    exec 9>&-
+}
+
+# The checkout's own environment: sees the shared one, and has this checkout installed in place.
+need_venv() {
+    local base=$CACHE/base stamp
+    stamp=$(cd "$ROOT" && { echo "$base"; "$base/bin/python" --version; cat setup.py setup.cfg pyproject.toml \
+        python/transfer_queue/version/version; } | sha256sum | cut -c 1-16)
+    [ "$(cat "$OUT/venv/stamp" 2>/dev/null)" = "$stamp" ] && "$PY" -c '' 2>/dev/null && return
+    say "installing this checkout into $OUT/venv"
+    mkdir -p "$OUT"
+    "$base/bin/python" -m venv --clear --without-pip "$OUT/venv"
+    "$base/bin/python" - "$("$PY" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth" <<'PYTHON'
+import pathlib, sys, sysconfig
+pathlib.Path(sys.argv[1]).write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+PYTHON
+    "$PY" -m pip install -q --no-deps --no-build-isolation -e "$ROOT" >&2 || die "pip install -e . failed"
+    echo "$stamp" >"$OUT/venv/stamp"
+}
+
+# Builds python/transfer_queue/_core.so; Go decides whether there is anything to do.
+build_core() { (cd "$ROOT" && "$PY" setup.py -q build_ext --inplace >&2); }
+
+need_system
+need_go
+need_base
+need_venv

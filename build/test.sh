@@ -1,0 +1,104 @@
+#!/usr/bin/env bash
+# Everything that has to pass: set-up, build, lint and types, Go with and without cgo, the C boundary, pytest, and the
+# acceptance cases where they lie beside the checkout. Runs every part and reports at the end which failed.
+#
+#   bash build/test.sh            all parts
+#   bash build/test.sh go tests   these parts: check go boundary tests cases
+source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+cd "$ROOT"
+
+CASES=$ROOT/../shared/cases
+LOGS=$OUT/log
+SCRATCH=$(mktemp -d /tmp/tq-test.XXXXXX)
+# Every process of this run carries this in its environment, so those that lost their parent are found as well.
+export TQ_TEST_RUN=${SCRATCH##*/}
+
+clean_up() {
+    local environ pid
+    trap - EXIT
+    for environ in /proc/[0-9]*/environ; do
+        pid=${environ#/proc/}
+        pid=${pid%/environ}
+        [ "$pid" != $$ ] && grep -qzxF "TQ_TEST_RUN=$TQ_TEST_RUN" "$environ" 2>/dev/null && kill -9 "$pid" 2>/dev/null
+    done
+    rm -rf "$SCRATCH"
+    return 0
+}
+trap clean_up EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+
+failed=()
+report=()
+part() {
+    local name=$1 start=$SECONDS status=ok
+    shift
+    case " $parts " in *" $name "*) ;; *) return 0 ;; esac
+    say "$name"
+    "$@" || { status=FAILED; failed+=("$name"); }
+    report+=("$(printf '%-10s %-6s %4d s' "$name" "$status" $((SECONDS - start)))")
+}
+
+# logged <log> <command>...: shows the output and keeps it. The command stays in the foreground and has no pipe: background
+# jobs of a script ignore Ctrl-C, and a pipe ends only when the last left-over child does.
+logged() {
+    local log=$LOGS/$1 status=0 viewer
+    shift
+    mkdir -p "$LOGS"
+    : >"$log"
+    tail -n +1 -s 0.1 -f "$log" 2>/dev/null &
+    viewer=$!
+    "$@" >"$log" 2>&1 || status=$?
+    sleep 0.5
+    kill "$viewer" && wait "$viewer" 2>/dev/null || true
+    return $status
+}
+
+test_go() {
+    local status=0
+    say "go test without cgo"
+    CGO_ENABLED=0 go test ./core/... || status=1
+    say "go test -race"
+    CGO_ENABLED=1 go test -race ./core/... ./capi/... || status=1
+    return $status
+}
+
+# The header is the contract of the library: any C or C++ compiler has to take it alone.
+test_boundary() {
+    local status=0 source=$SCRATCH/header.c
+    printf '#include "tq.h"\nint main(void) { return (int)tq_abi_version() != TQ_ABI_VERSION; }\n' >"$source"
+    gcc -std=c99 -Wall -Wextra -Wpedantic -Werror -fsyntax-only -I capi "$source" || status=1
+    g++ -std=c++11 -Wall -Wextra -Wpedantic -Werror -fsyntax-only -I capi -x c++ "$source" || status=1
+    gcc -std=c99 -Wall -Werror -I capi "$source" python/transfer_queue/_core.so -o "$SCRATCH/header" &&
+        LD_LIBRARY_PATH=python/transfer_queue "$SCRATCH/header" || { echo "a C program cannot use the library"; status=1; }
+    return $status
+}
+
+test_python() { TMPDIR=$SCRATCH logged tests.log "$PY" -m pytest; }
+
+test_cases() {
+    [ -d "$CASES" ] || { echo "no acceptance cases beside this checkout"; return 0; }
+    rm -rf .out/cases
+    mkdir -p .out/cases
+    cp -r "$CASES/." .out/cases  # Python writes beside the cases, which may be read-only
+    chmod -R u+w .out/cases
+    TMPDIR=$SCRATCH logged cases.log "$PY" build/cases.py .out/cases
+}
+
+parts=${*:-check go boundary tests cases}
+rm -rf "$LOGS"
+say build
+build_core
+part check bash build/check.sh
+part go test_go
+part boundary test_boundary
+part tests test_python
+part cases test_cases
+
+echo
+printf '%s\n' "${report[@]}"
+[ ${#failed[@]} = 0 ] || echo "failed: ${failed[*]}"
+for log in tests cases; do
+    [ ! -s "$LOGS/$log.log" ] || tail -n 1 "$LOGS/$log.log"
+done
+[ ${#failed[@]} = 0 ]

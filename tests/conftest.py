@@ -1,0 +1,38 @@
+"""What every test needs: its own runtime directory, so that no test meets a session of this user or of another run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Before anything imports transfer_queue, and inherited by every process that a test starts.
+os.environ.pop("TQ_ADDRESS", None)
+_scratch = Path(tempfile.mkdtemp(prefix="tq-"))  # short: the path of a unix socket has 107 bytes
+os.environ["TQ_RUNTIME_DIR"] = str(_scratch)
+
+
+def pytest_unconfigure() -> None:
+    """Removes what the whole run shared."""
+    shutil.rmtree(_scratch, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The checkout."""
+    return ROOT
+
+
+@pytest.fixture
+def runtime_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A fresh TQ_RUNTIME_DIR for one test and the processes it starts."""
+    folder = Path(tempfile.mkdtemp(prefix="tq-"))
+    monkeypatch.setenv("TQ_RUNTIME_DIR", str(folder))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
