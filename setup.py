@@ -101,6 +101,14 @@ def build_core() -> Path:
     return library
 
 
+def licences(name: str, folder: Path) -> list[Path]:
+    """The licence files of a module or of Go itself, which Debian keeps in another place."""
+    files = sorted(path for path in folder.glob("LICEN[CS]E*") if path.is_file())
+    if name == "Go" and not files:
+        files = sorted(Path("/usr/share/doc").glob("golang-*-go/copyright"))
+    return files
+
+
 def write_notices(target: Path) -> None:
     """Collects the licences of Go and of the modules that are linked into the library."""
     go = find_go()
@@ -111,8 +119,7 @@ def write_notices(target: Path) -> None:
     parts = []
     for line in [f"Go\t{goroot}", *sorted({line for line in modules if line})]:
         name, _, folder = line.partition("\t")
-        files = (path for path in sorted(Path(folder).glob("LICEN[CS]E*")) if path.is_file())
-        texts = (path.read_text(errors="replace") for path in files)
+        texts = (path.read_text(errors="replace") for path in licences(name, Path(folder)))
         parts += [f"{name}\n{'=' * len(name)}\n\n{text.strip()}\n" for text in texts]
     target.write_text("\n\n".join(parts))
 

@@ -25,7 +25,7 @@ apt_install() {
     say "installing $*"
     export DEBIAN_FRONTEND=noninteractive
     apt-get update -qq >&2 || say "apt-get update failed, trying with the lists at hand"
-    apt-get install -y -qq --no-install-recommends "$@" >&2 || die "apt-get install $* failed"
+    apt-get install -y -qq --no-install-recommends -o Dpkg::Use-Pty=0 "$@" >/dev/null || die "apt-get install $* failed"
 }
 
 need_system() {
@@ -40,10 +40,11 @@ need_system() {
 # at_least <have> <wanted>, both dotted versions
 at_least() { [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]; }
 
-need_go() {
-    local wanted go version found=
-    wanted=$(sed -n 's/^go \([0-9.]*\)$/\1/p' "$ROOT/go.mod")
-    for go in "$(command -v go || true)" /usr/local/go/bin/go /usr/lib/go/bin/go; do
+# Puts the first Go that is new enough for go.mod in PATH, or fails and leaves in go_found what there is.
+find_go() {
+    local wanted=$1 go version
+    go_found=
+    for go in "$(command -v go || true)" /usr/local/go/bin/go; do
         [ -x "$go" ] || continue
         version=$(cd "$ROOT" && "$go" version 2>/dev/null | sed -n 's/.* go\([0-9.]*\).*/\1/p')
         if [ -n "$version" ] && at_least "$version" "$wanted"; then
@@ -51,10 +52,23 @@ need_go() {
             export PATH
             return
         fi
-        found+=" $go is ${version:-broken};"
+        go_found+=" $go is ${version:-broken};"
     done
-    die "Go $wanted or newer is needed:${found:- there is none in PATH or /usr/local/go/bin;}" \
-        "unpack https://go.dev/dl/ into /usr/local/go, or on Debian 13 and Ubuntu 25.04 and newer: apt-get install golang-go"
+    return 1
+}
+
+need_go() {
+    local wanted candidate
+    wanted=$(sed -n 's/^go \([0-9.]*\)$/\1/p' "$ROOT/go.mod")
+    find_go "$wanted" && return
+    # Debian's is new enough from 13 on, Ubuntu's from 25.04.
+    candidate=$(apt-cache policy golang-go 2>/dev/null | sed -n 's/^ *Candidate: \([0-9]:\)\?\([0-9.]*\).*/\2/p')
+    if [ "$(id -u)" = 0 ] && [ -n "$candidate" ] && at_least "$candidate" "$wanted"; then
+        apt_install Go golang-go
+        find_go "$wanted" && return
+    fi
+    die "Go $wanted or newer is needed:${go_found:- there is none in PATH or /usr/local/go/bin;}" \
+        "unpack the archive of https://go.dev/dl/ in /usr/local, which makes /usr/local/go"
 }
 
 # Prints the first Python that torch has wheels for.
