@@ -112,13 +112,17 @@ typedef struct tq_job {
     void *memory;
 } tq_job;
 
+/* Read-only input; names of their own, because an export written in Go cannot spell const. */
+typedef const uint8_t tq_input_byte;
+typedef const tq_column tq_input_column;
+
 uint32_t tq_abi_version(void);
 void tq_free(void *memory);
 void tq_error_release(tq_error *err);
 
 /* Opens the session of this process: joins a running one or starts one (config is a msgpack map, see core/session). *info
  * is a msgpack map that says which. */
-int32_t tq_session_open(const uint8_t *config, uint64_t size, uint64_t *session, tq_bytes *info, tq_error *err);
+int32_t tq_session_open(tq_input_byte *config, uint64_t size, uint64_t *session, tq_bytes *info, tq_error *err);
 /* Ends the session, or leaves it when this process does not own it. */
 int32_t tq_session_close(uint64_t session, int64_t timeout_ms, tq_error *err);
 
@@ -128,8 +132,8 @@ int32_t tq_queue_close(uint64_t queue, tq_error *err);
 
 /* Starts a request: op is a number of core/wire.Op, body its msgpack request. The bytes of all columns have been copied when it
  * returns. The completion arrives at the queue under *ticket. */
-int32_t tq_submit(uint64_t session, uint64_t queue, uint32_t op, uint32_t flags, const uint8_t *body, uint64_t size,
-                  const tq_column *columns, uint32_t n_columns, uint64_t rows, int64_t timeout_ms, uint64_t *ticket,
+int32_t tq_submit(uint64_t session, uint64_t queue, uint32_t op, uint32_t flags, tq_input_byte *body, uint64_t size,
+                  tq_input_column *columns, uint32_t n_columns, uint64_t rows, int64_t timeout_ms, uint64_t *ticket,
                   tq_error *err);
 /* Flags of tq_submit. */
 enum tq_flags { TQ_VIEWS = 1, /* results of OpGet are views of unit memory where possible */ TQ_DENSE_LAYOUT = 2 };
@@ -144,8 +148,8 @@ int32_t tq_release(uint64_t token);
 /* Waits for Python work of this process's units; TQ_DEADLINE_EXCEEDED when there is none, TQ_INVALID_STATE when the session
  * has ended. */
 int32_t tq_job_next(uint64_t session, int64_t timeout_ms, tq_job *job, tq_error *err);
-int32_t tq_job_done(uint64_t session, uint64_t job, const tq_column *columns, uint32_t n_columns, uint64_t rows, tq_error *err);
-int32_t tq_job_fail(uint64_t session, uint64_t job, int32_t code, const uint8_t *message, uint64_t size, tq_error *err);
+int32_t tq_job_done(uint64_t session, uint64_t job, tq_input_column *columns, uint32_t n_columns, uint64_t rows, tq_error *err);
+int32_t tq_job_fail(uint64_t session, uint64_t job, int32_t code, tq_input_byte *message, uint64_t size, tq_error *err);
 
 /* Descriptors that a forked child must close: fills fds, *n says how many there are. */
 int32_t tq_descriptors(int32_t *fds, uint32_t capacity, uint32_t *n);

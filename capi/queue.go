@@ -1,0 +1,172 @@
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"sync"
+
+	"github.com/vmihailenco/msgpack/v5"
+	"golang.org/x/sys/unix"
+
+	"transferqueue/core/client"
+	"transferqueue/core/session"
+	"transferqueue/core/tqerr"
+)
+
+// queue collects completions for one event loop or one waiting thread.
+type queue struct {
+	fd int // eventfd, readable while completions wait
+	mu struct {
+		sync.Mutex
+		next    uint64
+		cancels map[uint64]func()
+		done    []completion
+		closed  bool
+	}
+}
+
+type completion struct {
+	ticket uint64
+	result *client.Result
+}
+
+func newQueue() (*queue, error) {
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	if err != nil {
+		return nil, tqerr.Wrap(tqerr.ResourceExhausted, err, "eventfd")
+	}
+	q := &queue{fd: fd}
+	q.mu.next = 1
+	q.mu.cancels = map[uint64]func(){}
+	return q, nil
+}
+
+func (q *queue) submit(c *client.Client, req *client.Request) (uint64, error) {
+	q.mu.Lock()
+	ticket := q.mu.next
+	q.mu.next++
+	q.mu.cancels[ticket] = func() {}
+	q.mu.Unlock()
+	cancel, err := c.Start(req, func(r *client.Result) { q.push(ticket, r) })
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if err != nil {
+		delete(q.mu.cancels, ticket)
+		return 0, err
+	}
+	if _, running := q.mu.cancels[ticket]; running {
+		q.mu.cancels[ticket] = cancel
+	}
+	return ticket, nil
+}
+
+func (q *queue) push(ticket uint64, r *client.Result) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	delete(q.mu.cancels, ticket)
+	if q.mu.closed {
+		discard(r)
+		return
+	}
+	q.mu.done = append(q.mu.done, completion{ticket, r})
+	var one [8]byte
+	binary.NativeEndian.PutUint64(one[:], 1)
+	_, _ = unix.Write(q.fd, one[:]) // fails only when 2^64-1 completions wait
+}
+
+// take removes up to n completions. The eventfd counts completions; the reader has taken its count, so what stays behind
+// is announced again.
+func (q *queue) take(n int) []completion {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	n = min(n, len(q.mu.done))
+	out := q.mu.done[:n:n]
+	q.mu.done = q.mu.done[n:]
+	if len(q.mu.done) > 0 {
+		var one [8]byte
+		binary.NativeEndian.PutUint64(one[:], 1)
+		_, _ = unix.Write(q.fd, one[:])
+	}
+	return out
+}
+
+func (q *queue) cancel(ticket uint64) {
+	q.mu.Lock()
+	cancel := q.mu.cancels[ticket]
+	q.mu.Unlock()
+	if cancel != nil {
+		cancel()
+	}
+}
+
+func (q *queue) close() error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, cancel := range q.mu.cancels {
+		cancel()
+	}
+	for _, done := range q.mu.done {
+		discard(done.result)
+	}
+	q.mu.done, q.mu.closed = nil, true
+	return unix.Close(q.fd)
+}
+
+// discard gives back what a result that nobody takes holds.
+func discard(r *client.Result) {
+	for i := range r.Columns {
+		client.Release(r.Columns[i].Token)
+		client.Release(r.Columns[i].OffsetsToken)
+	}
+}
+
+// openedSession is a session with a handle.
+type openedSession struct{ *session.Session }
+
+func openSession(config []byte) (*openedSession, []byte, error) {
+	var cfg session.Config
+	if err := msgpack.Unmarshal(config, &cfg); err != nil {
+		return nil, nil, tqerr.Wrap(tqerr.InvalidArgument, err, "session options")
+	}
+	s, err := session.Open(context.Background(), &cfg)
+	if err != nil {
+		return nil, nil, err
+	}
+	data, err := msgpack.Marshal(&s.Info)
+	return &openedSession{s}, data, err
+}
+
+// descriptors lists what a forked child must close.
+func descriptors() []int {
+	var out []int
+	for _, v := range handles.all() {
+		switch v := v.(type) {
+		case *openedSession:
+			out = append(out, v.Descriptors()...)
+		case *queue:
+			out = append(out, v.fd)
+		}
+	}
+	return out
+}
+
+// tally is the body of tq_counters.
+type tally struct {
+	Handles     int   `msgpack:"handles"`
+	ResultsHeld int   `msgpack:"results_held"`
+	PoolLive    int64 `msgpack:"pool_live_bytes"`
+	PoolIdle    int64 `msgpack:"pool_idle_bytes"`
+	InlineLimit int64 `msgpack:"inline_limit_bytes"`
+}
+
+func counters(handle uint64) ([]byte, error) {
+	out := tally{Handles: len(handles.all()), ResultsHeld: client.Held(), InlineLimit: client.InlineLimit}
+	if handle != 0 {
+		s, err := get[*openedSession](handle)
+		if err != nil {
+			return nil, err
+		}
+		out.PoolLive, out.PoolIdle = s.Pool.Stats()
+	}
+	return msgpack.Marshal(&out)
+}

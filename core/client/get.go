@@ -1,0 +1,278 @@
+package client
+
+import (
+	"context"
+
+	"transferqueue/core/arena"
+	"transferqueue/core/internal/guard"
+	"transferqueue/core/internal/memcopy"
+	"transferqueue/core/schema"
+	"transferqueue/core/wire"
+)
+
+const (
+	ownBlock  = 1 << 20  // a column of this size has memory of its own, so that dropping it gives it back
+	viewBytes = 64 << 10 // a smaller column is copied: it shares its pages with others
+	align     = 64
+)
+
+// get asks for rows and moves their bytes into result memory.
+func (c *Client) get(ctx context.Context, req *Request) *Result {
+	answer, err := c.call(ctx, wire.OpGet, req.Body, nil, req.Timeout)
+	if err != nil {
+		return &Result{Err: err}
+	}
+	var reply wire.GetReply
+	if err := wire.Unmarshal(answer.Body, &reply); err != nil {
+		return &Result{Err: err}
+	}
+	g := &getting{c: c, ctx: ctx, reply: &reply, payload: answer.Payload}
+	columns, err := g.build(req.Flags)
+	g.end()
+	if err != nil {
+		for _, col := range columns {
+			Release(col.Token)
+			Release(col.OffsetsToken)
+		}
+		return &Result{Err: err}
+	}
+	names := make(wire.Strings, len(columns))
+	for i := range columns {
+		names[i] = columns[i].Column.Field
+	}
+	body, err := wire.Marshal(&wire.NamesReply{Names: names})
+	return &Result{Err: err, Body: body, Rows: reply.Rows, Columns: columns}
+}
+
+// getting is the state of one get while its result is built.
+type getting struct {
+	c       *Client
+	ctx     context.Context
+	reply   *wire.GetReply
+	payload []byte
+	leases  wire.Ints // to be released when everything is copied
+}
+
+// end releases what was copied; views keep their leases.
+func (g *getting) end() {
+	if g.reply.Lease != 0 {
+		g.leases = append(g.leases, int64(g.reply.Lease))
+	}
+	if len(g.leases) > 0 {
+		g.c.notify(wire.OpRelease, &wire.ReleaseRequest{Leases: g.leases})
+	}
+}
+
+func (g *getting) build(flags Flags) ([]ResultColumn, error) {
+	out := make([]ResultColumn, len(g.reply.Columns))
+	for i := range out {
+		out[i].Column = schema.Column(g.reply.Columns[i].Column)
+		out[i].shape(flags&DenseLayout != 0)
+	}
+	if err := g.layOut(out, flags&Views != 0); err != nil {
+		return out, err
+	}
+	at := int64(0)
+	for i := range out {
+		size := out[i].Column.Bytes()
+		if g.payload != nil {
+			out[i].place(g.payload[at : at+size])
+			at += size
+			continue
+		}
+		if err := g.copyRuns(&out[i], g.reply.Columns[i].Runs); err != nil {
+			return out, err
+		}
+	}
+	return out, nil
+}
+
+// layOut gives every column its memory: a view, a block of its own, or a piece of the block that the small ones share.
+func (g *getting) layOut(out []ResultColumn, views bool) error {
+	shared := &packer{}
+	for i := range out {
+		r := &out[i]
+		size := r.Column.Bytes()
+		if lease := g.reply.Columns[i].Lease; lease != 0 {
+			if views && g.view(r, g.reply.Columns[i].Runs, lease) {
+				continue
+			}
+			g.leases = append(g.leases, int64(lease))
+		}
+		if size == 0 {
+			continue
+		}
+		if size < ownBlock && r.Form != ObjectRows {
+			shared.add(size, func(data []byte, token uint64) { r.Data, r.Token = data, token })
+			continue
+		}
+		data, err := g.c.opts.Pool.Get(size)
+		if err != nil {
+			return err
+		}
+		r.Data, r.Token = data, hold(g.c.pooled(data))
+	}
+	g.addOffsets(out, shared)
+	return shared.place(g.c)
+}
+
+// addOffsets gives jagged columns with equal lengths one offsets array.
+func (g *getting) addOffsets(out []ResultColumn, shared *packer) {
+	for i := range out {
+		r := &out[i]
+		if r.Form != Jagged {
+			continue
+		}
+		r.OffsetsID = uint64(i) + 1
+		for j := range i {
+			if out[j].Form == Jagged && out[j].sameLengths(r) {
+				r.OffsetsID = out[j].OffsetsID
+				break
+			}
+		}
+		if r.OffsetsID != uint64(i)+1 {
+			continue
+		}
+		shared.add(int64(r.Column.Rows+1)*8, func(data []byte, token uint64) {
+			offsets := ints(data)
+			r.fillOffsets(offsets)
+			r.Offsets, r.OffsetsToken = offsets, token
+		})
+	}
+}
+
+// pooled is memory that goes back to the pool with its last holder.
+func (c *Client) pooled(data []byte) *memory {
+	return &memory{data: data, free: func() { c.opts.Pool.Put(data) }}
+}
+
+// packer collects pieces that share one block.
+type packer struct {
+	size   int64
+	pieces []piece
+}
+
+type piece struct {
+	at, size int64
+	give     func(data []byte, token uint64)
+}
+
+func (p *packer) add(size int64, give func([]byte, uint64)) {
+	p.pieces = append(p.pieces, piece{p.size, size, give})
+	p.size += (size + align - 1) / align * align
+}
+
+func (p *packer) place(c *Client) error {
+	if p.size == 0 {
+		return nil
+	}
+	data, err := c.opts.Pool.Get(p.size)
+	if err != nil {
+		return err
+	}
+	m := c.pooled(data)
+	for _, piece := range p.pieces {
+		piece.give(data[piece.at:piece.at+piece.size], hold(m))
+	}
+	return nil
+}
+
+// view maps a column that lies in one piece of unit memory, when nobody in this process views its pages already.
+func (g *getting) view(r *ResultColumn, runs []wire.Run, lease uint64) bool {
+	size := r.Column.Bytes()
+	if size < viewBytes || r.Ragged > 1 || r.Form == ObjectRows || !contiguous(runs) {
+		return false
+	}
+	first := runs[0]
+	m, err := g.c.mapping(g.ctx, first.Unit, first.Block.Segment)
+	if err != nil {
+		return false
+	}
+	data, ok := m.Lease(first.Block.Offset, size)
+	if !ok {
+		return false
+	}
+	r.Data, r.view = data, true
+	r.Token = hold(&memory{data: data, free: func() { g.c.endView(m, first.Block.Offset, size, lease) }})
+	return true
+}
+
+// endView drops pages that the reader wrote and ends the lease. It may be called in a finalizer, so the work is done
+// elsewhere.
+func (c *Client) endView(m *arena.Mapping, offset, size int64, lease uint64) {
+	guard.Go("client view", func() {
+		m.EndLease(offset, size)
+		c.notify(wire.OpRelease, &wire.ReleaseRequest{Leases: wire.Ints{int64(lease)}})
+	})
+}
+
+func contiguous(runs []wire.Run) bool {
+	for i := 1; i < len(runs); i++ {
+		a, b := &runs[i-1], &runs[i]
+		if a.Unit != b.Unit || a.Block.Segment != b.Block.Segment || a.Block.Offset+a.Block.Size != b.Block.Offset {
+			return false
+		}
+	}
+	return len(runs) > 0
+}
+
+// copyRuns copies a column out of unit memory; a view needs nothing.
+func (g *getting) copyRuns(r *ResultColumn, runs []wire.Run) error {
+	if len(r.Data) == 0 || r.view {
+		return nil
+	}
+	if r.Form == Jagged && r.Ragged > 1 {
+		return g.copyInterleaved(r, runs)
+	}
+	dst := r.Data
+	for _, run := range runs {
+		src, err := g.c.block(g.ctx, run.Unit, run.Block)
+		if err != nil {
+			return err
+		}
+		memcopy.Get(dst[:len(src)], src)
+		dst = dst[len(src):]
+	}
+	return nil
+}
+
+// copyInterleaved packs the rows first and then places them along their ragged dimension.
+func (g *getting) copyInterleaved(r *ResultColumn, runs []wire.Run) error {
+	packed := make([]byte, 0, len(r.Data))
+	for _, run := range runs {
+		src, err := g.c.block(g.ctx, run.Unit, run.Block)
+		if err != nil {
+			return err
+		}
+		packed = append(packed, src...)
+	}
+	r.place(packed)
+	return nil
+}
+
+// place fills the column from rows that lie tightly one after another. Rows that are ragged on a later dimension are
+// interleaved: values() of such a tensor has them side by side along it.
+func (r *ResultColumn) place(packed []byte) {
+	if r.Form != Jagged || r.Ragged <= 1 {
+		copy(r.Data, packed)
+		return
+	}
+	c, dim := &r.Column, int(r.Ragged)-1
+	outer, inner := int64(1), c.DType.Size()
+	for i, d := range c.Shape {
+		if i < dim {
+			outer *= d
+		} else if i > dim {
+			inner *= d
+		}
+	}
+	total, before, from := r.Dims[dim]*inner, int64(0), int64(0)
+	for _, shape := range c.Shapes() {
+		n := shape[dim] * inner
+		for o := range outer {
+			copy(r.Data[o*total+before:o*total+before+n], packed[from:from+n])
+			from += n
+		}
+		before += n
+	}
+}

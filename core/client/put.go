@@ -1,0 +1,196 @@
+package client
+
+import (
+	"context"
+	"time"
+
+	"transferqueue/core/foreign"
+	"transferqueue/core/internal/guard"
+	"transferqueue/core/tqerr"
+	"transferqueue/core/wire"
+)
+
+// putBody is the body of a put as the caller gives it: a wire.PutRequest with field names for columns.
+type putBody struct {
+	_msgpack  struct{} `msgpack:",as_array"`
+	Partition string
+	Keys      wire.Strings
+	Samples   *wire.Samples
+	Insert    int
+	Fields    wire.Strings
+	Tags      wire.List
+	Update    bool
+	Merge     string
+	Callable  []byte
+}
+
+// grantPatience is how long Start waits for unit memory on the caller's thread. When the unit is full the bytes are copied
+// aside instead, so that an event loop is not held up, and the write goes on by itself.
+const grantPatience = 20 * time.Millisecond
+
+func (c *Client) startPut(ctx context.Context, req *Request, done func(*Result)) error {
+	var body putBody
+	if err := wire.Unmarshal(req.Body, &body); err != nil {
+		return err
+	}
+	if len(body.Fields) != len(req.Columns) {
+		return tqerr.New(tqerr.InvalidArgument, "%d field names for %d columns", len(body.Fields), len(req.Columns))
+	}
+	put := &wire.PutRequest{
+		Partition: body.Partition, Keys: body.Keys, Samples: body.Samples, Insert: body.Insert, Tags: body.Tags,
+		Update: body.Update, Merge: body.Merge, Callable: body.Callable,
+	}
+	inputs := make([]*foreign.Input, len(req.Columns))
+	for i, field := range body.Fields {
+		in, err := foreign.New(field, req.Rows, &req.Columns[i])
+		if err != nil {
+			return err
+		}
+		inputs[i] = in
+		put.Columns = append(put.Columns, wire.Column(in.Column))
+	}
+	if total := foreign.TotalBytes(inputs); total <= InlineLimit {
+		return c.putInline(ctx, req, put, inputs, total, done)
+	}
+	return c.putStaged(ctx, req, put, inputs, done)
+}
+
+// putInline sends the bytes with the request.
+func (c *Client) putInline(ctx context.Context, req *Request, put *wire.PutRequest, inputs []*foreign.Input, total int64, done func(*Result)) error {
+	put.Inline = true
+	payload := make([]byte, total)
+	rest := payload
+	for _, in := range inputs {
+		rest = in.CopyRows(rest, 0, in.Column.Rows)
+	}
+	body, err := wire.Marshal(put)
+	if err != nil {
+		return err
+	}
+	guard.Go("client put", func() {
+		reply, err := c.call(ctx, wire.OpPut, body, payload, req.Timeout)
+		done(plainResult(reply, err))
+	})
+	return nil
+}
+
+// granted is what the first request of a staged put brings.
+type granted struct {
+	reply *wire.PutReply
+	err   error
+}
+
+func (c *Client) putStaged(ctx context.Context, req *Request, put *wire.PutRequest, inputs []*foreign.Input, done func(*Result)) error {
+	body, err := wire.Marshal(put)
+	if err != nil {
+		return err
+	}
+	begun := time.Now()
+	grant := make(chan granted, 1)
+	guard.Go("client put", func() {
+		reply, err := c.call(ctx, wire.OpPut, body, nil, req.Timeout)
+		g := granted{err: err}
+		if err == nil {
+			g.reply = &wire.PutReply{}
+			g.err = wire.Unmarshal(reply.Body, g.reply)
+		}
+		grant <- g
+	})
+	timer := time.NewTimer(grantPatience)
+	defer timer.Stop()
+	select {
+	case g := <-grant:
+		if g.err == nil {
+			g.err = c.fill(ctx, g.reply, inputs)
+		}
+		guard.Go("client commit", func() { done(c.commit(ctx, g, remaining(req.Timeout, begun))) })
+		return nil
+	case <-timer.C:
+	}
+	aside, release, err := c.copyAside(inputs)
+	if err != nil {
+		return err
+	}
+	guard.Go("client put", func() {
+		defer release()
+		g := <-grant
+		if g.err == nil {
+			g.err = c.fill(ctx, g.reply, aside)
+		}
+		done(c.commit(ctx, g, remaining(req.Timeout, begun)))
+	})
+	return nil
+}
+
+// remaining returns what is left of a timeout, at least a little, so that the server decides the outcome.
+func remaining(timeout time.Duration, begun time.Time) time.Duration {
+	if timeout == 0 {
+		return 0
+	}
+	return max(timeout-time.Since(begun), 100*time.Millisecond)
+}
+
+// copyAside copies the inputs into memory of our own.
+func (c *Client) copyAside(inputs []*foreign.Input) ([]*foreign.Input, func(), error) {
+	out := make([]*foreign.Input, len(inputs))
+	var buffers [][]byte
+	release := func() {
+		for _, b := range buffers {
+			c.opts.Pool.Put(b)
+		}
+	}
+	for i, in := range inputs {
+		out[i] = foreign.Packed(in.Column, nil)
+		size := in.Column.Bytes()
+		if size == 0 {
+			continue
+		}
+		buffer, err := c.opts.Pool.Get(size)
+		if err != nil {
+			release()
+			return nil, nil, err
+		}
+		buffers = append(buffers, buffer)
+		in.CopyRows(buffer, 0, in.Column.Rows)
+		out[i] = foreign.Packed(in.Column, buffer)
+	}
+	return out, release, nil
+}
+
+// fill copies the rows into the granted blocks.
+func (c *Client) fill(ctx context.Context, g *wire.PutReply, inputs []*foreign.Input) error {
+	for _, part := range g.Parts {
+		for k, b := range part.Blocks {
+			dst, err := c.block(ctx, part.Unit, b)
+			if err != nil {
+				return err
+			}
+			for r := 0; r+1 < len(part.Rows); r += 2 {
+				dst = inputs[k].CopyRows(dst, int(part.Rows[r]), int(part.Rows[r+1]))
+			}
+		}
+	}
+	return nil
+}
+
+// commit finishes a staged put, or gives its memory back when something failed before.
+func (c *Client) commit(ctx context.Context, g granted, timeout time.Duration) *Result {
+	if g.reply == nil {
+		return &Result{Err: g.err}
+	}
+	txn, err := wire.Marshal(&wire.TxnRequest{Txn: g.reply.Txn})
+	if err != nil {
+		return &Result{Err: err}
+	}
+	if g.err == nil && ctx.Err() == nil {
+		reply, err := c.call(ctx, wire.OpCommit, txn, nil, timeout)
+		return plainResult(reply, err)
+	}
+	if _, err := c.call(c.background, wire.OpAbort, txn, nil, answerGrace); err != nil && g.err == nil {
+		g.err = err
+	}
+	if g.err == nil {
+		g.err = tqerr.New(tqerr.Cancelled, "put: cancelled before it was committed")
+	}
+	return &Result{Err: g.err}
+}

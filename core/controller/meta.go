@@ -1,0 +1,224 @@
+package controller
+
+import (
+	"transferqueue/core/catalog"
+	"transferqueue/core/schema"
+	"transferqueue/core/tqerr"
+	"transferqueue/core/wire"
+)
+
+func metaReply(d *catalog.Described) *wire.MetaReply {
+	reply := &wire.MetaReply{}
+	if d == nil {
+		return reply
+	}
+	reply.Indexes, reply.Generations = indexLists(d.Samples)
+	reply.Status, reply.Tags = d.Status, d.Tags
+	for i := range d.Columns {
+		reply.Columns = append(reply.Columns, wire.Column(d.Columns[i]))
+	}
+	return reply
+}
+
+func (c *call) meta() (any, error) {
+	var r wire.MetaRequest
+	if err := c.decode(&r); err != nil {
+		return nil, err
+	}
+	switch r.Mode {
+	case "insert":
+		return c.insert(&r)
+	case "fetch":
+		return c.fetch(&r)
+	case "force_fetch":
+		c.s.mu.RLock()
+		defer c.s.mu.RUnlock()
+		d, err := c.s.mu.cat.ForceFetch(r.Partition, r.Fields)
+		return metaReply(d), err
+	}
+	return nil, tqerr.New(tqerr.InvalidArgument, "mode %q: want \"insert\", \"fetch\" or \"force_fetch\"", r.Mode)
+}
+
+// register creates samples without fields, by key or not.
+func (s *Server) register(w *catalog.Write) (*catalog.Applied, error) {
+	rooms := s.rooms()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	units, err := s.mu.cat.Check(w)
+	if err == nil {
+		err = s.mu.cat.Place(units, hostOfWriter, rowSizes(nil), rooms)
+	}
+	if err != nil {
+		return nil, err
+	}
+	applied, err := s.mu.cat.Apply(w, units)
+	if err == nil {
+		s.changed(w.Partition, applied.Events)
+	}
+	return applied, err
+}
+
+func (c *call) insert(r *wire.MetaRequest) (any, error) {
+	if r.BatchSize <= 0 {
+		return nil, tqerr.New(tqerr.InvalidArgument, "batch_size %d: want at least 1", r.BatchSize)
+	}
+	applied, err := c.s.register(&catalog.Write{Partition: r.Partition, Insert: r.BatchSize})
+	if err != nil {
+		return nil, err
+	}
+	d := &catalog.Described{Samples: applied.Samples, Status: make([]byte, r.BatchSize), Tags: applied.Tags}
+	for _, f := range r.Fields {
+		d.Columns = append(d.Columns, schema.Column{Field: f, Rows: r.BatchSize})
+	}
+	return metaReply(d), nil
+}
+
+func (c *call) fetch(r *wire.MetaRequest) (any, error) {
+	var got *catalog.Described
+	var failed error
+	request := catalog.FetchRequest{Partition: r.Partition, Fields: r.Fields, N: r.BatchSize, Task: r.Task, Sampling: r.Sampling}
+	try := func() bool {
+		got, failed = c.s.mu.cat.Fetch(request, c.s.opts.Sampler)
+		return got != nil || failed != nil
+	}
+	if c.s.opts.Polling {
+		c.s.mu.Lock()
+		defer c.s.mu.Unlock()
+		try()
+		return metaReply(got), failed
+	}
+	return c.await(r.Partition, try, func() (any, error) { return metaReply(got), failed },
+		"waiting for enough samples of partition \""+r.Partition+"\"")
+}
+
+func (c *call) retrieveMeta() (any, error) {
+	var r wire.RetrieveMetaRequest
+	if err := c.decode(&r); err != nil {
+		return nil, err
+	}
+	if r.Create {
+		if _, err := c.s.register(&catalog.Write{Partition: r.Partition, Keys: r.Keys}); err != nil {
+			return nil, err
+		}
+	}
+	c.s.mu.RLock()
+	defer c.s.mu.RUnlock()
+	return metaReply(c.s.mu.cat.Lookup(r.Partition, r.Keys)), nil
+}
+
+func (c *call) retrieveKeys() (any, error) {
+	var r wire.IndexesRequest
+	if err := c.decode(&r); err != nil {
+		return nil, err
+	}
+	c.s.mu.RLock()
+	defer c.s.mu.RUnlock()
+	keys, known, err := c.s.mu.cat.KeysOf(r.Partition, r.Indexes)
+	if err != nil {
+		return nil, err
+	}
+	reply := &wire.KeysReply{Keys: keys, Known: make([]byte, len(known))}
+	for i, k := range known {
+		if k {
+			reply.Known[i] = 1
+		}
+	}
+	return reply, nil
+}
+
+func (c *call) setTags() (any, error) {
+	var r wire.SetTagsRequest
+	if err := c.decode(&r); err != nil {
+		return nil, err
+	}
+	c.s.mu.Lock()
+	defer c.s.mu.Unlock()
+	events, err := c.s.mu.cat.SetTags(r.Partition, samplesOf(&r.Samples), r.Tags)
+	c.s.changed(r.Partition, events)
+	return nil, err
+}
+
+func statusReply(st *catalog.Status) *wire.StatusReply {
+	if st == nil {
+		return &wire.StatusReply{}
+	}
+	return &wire.StatusReply{Known: true, Indexes: st.Indexes, Width: st.Width, Status: st.Cells}
+}
+
+func (c *call) consumption() (any, error) {
+	var r wire.TaskRequest
+	if err := c.decode(&r); err != nil {
+		return nil, err
+	}
+	c.s.mu.RLock()
+	defer c.s.mu.RUnlock()
+	return statusReply(c.s.mu.cat.Consumption(r.Partition, r.Task)), nil
+}
+
+func (c *call) resetConsumption() (any, error) {
+	var r wire.TaskRequest
+	if err := c.decode(&r); err != nil {
+		return nil, err
+	}
+	c.s.mu.Lock()
+	defer c.s.mu.Unlock()
+	c.s.mu.cat.ResetConsumption(r.Partition, r.Task)
+	c.s.changed(r.Partition, nil)
+	return nil, nil
+}
+
+func (c *call) production() (any, error) {
+	var r wire.ProductionRequest
+	if err := c.decode(&r); err != nil {
+		return nil, err
+	}
+	c.s.mu.RLock()
+	defer c.s.mu.RUnlock()
+	return statusReply(c.s.mu.cat.Production(r.Partition, r.Fields)), nil
+}
+
+func (c *call) partitions() (any, error) {
+	c.s.mu.RLock()
+	defer c.s.mu.RUnlock()
+	return &wire.NamesReply{Names: c.s.mu.cat.Partitions()}, nil
+}
+
+func (c *call) listUnits() (any, error) { return &wire.UnitsReply{Units: c.s.unitInfos()}, nil }
+
+func (s *Server) unitInfos() []wire.UnitInfo {
+	s.mu.RLock()
+	samples := make([]int64, len(s.order))
+	for i, u := range s.order {
+		samples[i] = s.mu.cat.SamplesOn(u.ID())
+	}
+	s.mu.RUnlock()
+	out := make([]wire.UnitInfo, len(s.order))
+	for i, u := range s.order {
+		st := u.Stats()
+		out[i] = wire.UnitInfo{
+			ID: u.Name(), State: "ACTIVE", Host: u.Host(), MemoryUsed: st.MemoryUsed, MemoryLimit: st.MemoryLimit,
+			DiskUsed: st.DiskUsed, DiskLimit: st.DiskLimit, Samples: samples[i], SampleLimit: s.sampleLimit(), Cells: st.Cells,
+			Leases: st.Leases, Staged: st.Staged,
+		}
+	}
+	return out
+}
+
+func (c *call) config() (any, error) { return &wire.ConfigReply{Config: c.s.opts.Config}, nil }
+
+func (c *call) status() (any, error) {
+	s := c.s
+	s.clients.Lock()
+	clients := len(s.clients.byID)
+	s.clients.Unlock()
+	reply := &wire.StatusSummary{Version: s.opts.Version, PID: s.opts.PID, Started: s.started.Unix(), Clients: clients}
+	s.mu.RLock()
+	for _, p := range s.mu.cat.Summary() {
+		reply.Partitions = append(reply.Partitions, wire.PartitionSummary{
+			Name: p.Name, Samples: p.Samples, Keys: p.Keys, Fields: p.Fields, Tasks: p.Tasks, Consumed: p.Consumed,
+		})
+	}
+	s.mu.RUnlock()
+	reply.Units = s.unitInfos()
+	return reply, nil
+}

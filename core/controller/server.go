@@ -1,0 +1,279 @@
+// Package controller serves a session: it guards the catalog, answers clients, and drives the units that lie in its
+// process. Payload passes it only inside small requests and replies.
+//
+// Locks: Server.mu guards the catalog and everything that is decided from it (write sets, waiters, watches). A write is
+// staged on the units before mu is taken; under mu the catalog applies it and the units commit, which only swaps
+// references. Readers resolve and lease under the read lock, so they see a write whole or not at all. Client state has a
+// lock of its own, taken after mu.
+//
+// A handler must not block (transport.Handler): one that has to wait moves to a goroutine with call.later.
+package controller
+
+import (
+	"context"
+	"math"
+	"sync"
+	"time"
+
+	"transferqueue/core/catalog"
+	"transferqueue/core/internal/guard"
+	"transferqueue/core/sampler"
+	"transferqueue/core/store"
+	"transferqueue/core/tqerr"
+	"transferqueue/core/transport"
+	"transferqueue/core/unit"
+	"transferqueue/core/wire"
+)
+
+// Unit is a storage unit in this process.
+type Unit interface {
+	store.Store
+	ID() uint32
+	Name() string
+	Host() string
+	// Segment gives a duplicate of a segment's descriptor, which the caller closes, and its size.
+	Segment(segment uint32) (fd int, size int64, err error)
+	// Update computes merge(stored, operand) for every cell and stages the results.
+	Update(ctx context.Context, spec *unit.UpdateSpec) (*unit.Transformed, error)
+	// Parse runs a data parser over rows of a put and stages what it returns.
+	Parse(ctx context.Context, spec *unit.ParseSpec) (*unit.Transformed, error)
+}
+
+// Options configure a server.
+type Options struct {
+	Units       []Unit
+	Sampler     sampler.Sampler
+	Polling     bool // an unsatisfiable fetch returns nothing at once
+	PreAllocate int
+	SampleLimit int64         // samples over all units, 0: none
+	PutWait     time.Duration // how long a put waits for room
+	Config      []byte        // what OpConfig answers
+	Version     string
+	PID         int
+}
+
+// Server is the controller of a session.
+type Server struct {
+	opts    Options
+	units   map[uint32]Unit
+	order   []Unit
+	started time.Time
+	ctx     context.Context
+	cancel  context.CancelFunc
+
+	mu struct {
+		sync.RWMutex
+		cat     *catalog.Catalog
+		writes  writeSets
+		waiters map[string][]*waiter
+		watches map[string][]*watch
+		closed  bool
+	}
+	clients struct {
+		sync.Mutex
+		byID map[uint64]*client
+	}
+	room roomSignal
+}
+
+// New starts a server over units that nobody else uses.
+func New(o Options) *Server {
+	s := &Server{opts: o, units: map[uint32]Unit{}, order: o.Units, started: time.Now()}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.room.init()
+	s.mu.cat = catalog.New(catalog.Options{PreAllocate: max(o.PreAllocate, 1), SampleLimitPerUnit: s.sampleLimit()})
+	s.mu.waiters = map[string][]*waiter{}
+	s.mu.watches = map[string][]*watch{}
+	s.clients.byID = map[uint64]*client{}
+	for _, u := range o.Units {
+		s.units[u.ID()] = u
+		s.mu.cat.AddUnit(u.ID(), u.Host())
+		u.OnFree(s.room.signal)
+	}
+	return s
+}
+
+// sampleLimit is the most samples that one unit takes, 0 for no limit.
+func (s *Server) sampleLimit() int64 {
+	n := int64(len(s.order))
+	if s.opts.SampleLimit <= 0 || n == 0 {
+		return 0
+	}
+	return (s.opts.SampleLimit + n - 1) / n
+}
+
+// Close ends all waiting requests with Unavailable and drops all staged work and leases. The units stay open.
+func (s *Server) Close() {
+	s.cancel()
+	s.mu.Lock()
+	s.mu.closed = true
+	s.mu.Unlock()
+	s.clients.Lock()
+	ids := make([]uint64, 0, len(s.clients.byID))
+	for id := range s.clients.byID {
+		ids = append(ids, id)
+	}
+	s.clients.Unlock()
+	for _, id := range ids {
+		s.Gone(transport.Peer{ID: id})
+	}
+}
+
+// Segment implements transport.Handler.
+func (s *Server) Segment(number, segment uint32) (int, int64, error) {
+	u := s.units[number]
+	if u == nil {
+		return -1, 0, tqerr.New(tqerr.NotFound, "unit %d does not exist", number)
+	}
+	return u.Segment(segment)
+}
+
+// call is one request on its way to its reply.
+type call struct {
+	s      *Server
+	ctx    context.Context
+	peer   transport.Peer
+	client *client
+	req    *wire.Request
+	reply  func(*wire.Reply)
+}
+
+// handler answers a request at once, or returns errLater after it has arranged for call.finish to be called.
+type handler func(c *call) (any, error)
+
+var errLater = tqerr.New(tqerr.Internal, "answered later")
+
+type operation struct {
+	name string // public name, put in front of error messages
+	run  handler
+}
+
+var operations = map[wire.Op]operation{}
+
+func init() {
+	operations = map[wire.Op]operation{
+		wire.OpPut:              {"put", (*call).put},
+		wire.OpCommit:           {"put", (*call).commit},
+		wire.OpAbort:            {"put", (*call).abort},
+		wire.OpGet:              {"get", (*call).get},
+		wire.OpRelease:          {"release", (*call).release},
+		wire.OpClear:            {"clear", (*call).clear},
+		wire.OpClearPartition:   {"clear_partition", (*call).clearPartition},
+		wire.OpList:             {"list", (*call).list},
+		wire.OpWait:             {"wait", (*call).wait},
+		wire.OpWatchOpen:        {"watch", (*call).watchOpen},
+		wire.OpWatchNext:        {"watch", (*call).watchNext},
+		wire.OpWatchClose:       {"watch", (*call).watchClose},
+		wire.OpMeta:             {"get_meta", (*call).meta},
+		wire.OpRetrieveMeta:     {"kv_retrieve_meta", (*call).retrieveMeta},
+		wire.OpRetrieveKeys:     {"kv_retrieve_keys", (*call).retrieveKeys},
+		wire.OpSetTags:          {"set_custom_meta", (*call).setTags},
+		wire.OpConsumption:      {"get_consumption_status", (*call).consumption},
+		wire.OpResetConsumption: {"reset_consumption", (*call).resetConsumption},
+		wire.OpProduction:       {"get_production_status", (*call).production},
+		wire.OpPartitions:       {"get_partition_list", (*call).partitions},
+		wire.OpUnits:            {"list_units", (*call).listUnits},
+		wire.OpConfig:           {"init", (*call).config},
+		wire.OpStatus:           {"status", (*call).status},
+	}
+}
+
+// Serve implements transport.Handler.
+func (s *Server) Serve(ctx context.Context, peer transport.Peer, req *wire.Request, reply func(*wire.Reply)) {
+	c := &call{s: s, ctx: ctx, peer: peer, req: req, reply: reply}
+	op, known := operations[req.Op]
+	if !known {
+		c.finish(nil, tqerr.New(tqerr.Unimplemented, "unknown request %d; client and session are of different versions", req.Op))
+		return
+	}
+	if err := s.ctx.Err(); err != nil {
+		c.finish(nil, tqerr.New(tqerr.Unavailable, "the session is closing"))
+		return
+	}
+	c.client = s.clientOf(peer)
+	if req.Sequence != 0 {
+		if !c.client.first(req.Sequence, req.Ack, reply) {
+			return
+		}
+		c.reply = func(r *wire.Reply) { c.client.outcome(req.Sequence, r) }
+	}
+	result, err := op.run(c)
+	if err == error(errLater) {
+		return
+	}
+	c.finish(result, tqerr.WithOp(op.name, err))
+}
+
+// payloadReply is a result that carries cell bytes.
+type payloadReply struct {
+	body    any
+	payload []byte
+}
+
+// finish sends the reply.
+func (c *call) finish(result any, err error) {
+	if err == nil {
+		payload, plain := []byte(nil), result
+		if with, ok := result.(payloadReply); ok {
+			plain, payload = with.body, with.payload
+		}
+		var body []byte
+		if plain != nil {
+			body, err = wire.Marshal(plain)
+		}
+		if err == nil {
+			c.reply(&wire.Reply{Code: tqerr.OK, Body: body, Payload: payload})
+			return
+		}
+	}
+	c.reply(errorReply(err))
+}
+
+func errorReply(err error) *wire.Reply {
+	body := wire.ErrorBody{Msg: err.Error()}
+	var e *tqerr.Error
+	if asError(err, &e) {
+		plain := *e
+		plain.Op = ""
+		body = wire.ErrorBody{Op: e.Op, Msg: plain.Error()}
+	}
+	data, merr := wire.Marshal(&body)
+	if merr != nil {
+		data = nil
+	}
+	return &wire.Reply{Code: tqerr.CodeOf(err), Body: data}
+}
+
+// later runs the rest of a handler on a goroutine of its own. Its context also ends when the server closes.
+func (c *call) later(run func(ctx context.Context) (any, error)) (any, error) {
+	name := operations[c.req.Op].name
+	guard.Go("controller "+name, func() {
+		ctx, cancel := context.WithCancel(c.ctx)
+		stop := context.AfterFunc(c.s.ctx, cancel)
+		defer cancel()
+		defer stop()
+		result, err := run(ctx)
+		if err != nil && c.s.ctx.Err() != nil {
+			err = tqerr.New(tqerr.Unavailable, "the session was closed")
+		}
+		c.finish(result, tqerr.WithOp(name, err))
+	})
+	return nil, errLater
+}
+
+// decode reads the body of the request.
+func (c *call) decode(v any) error { return wire.Unmarshal(c.req.Body, v) }
+
+// rooms says how much each unit could take.
+func (s *Server) rooms() []catalog.Room {
+	out := make([]catalog.Room, len(s.order))
+	for i, u := range s.order {
+		st := u.Stats()
+		free := int64(math.MaxInt64)
+		if st.MemoryLimit > 0 {
+			free = st.MemoryLimit - st.MemoryUsed
+		}
+		out[i] = catalog.Room{Unit: u.ID(), Free: free, Used: st.MemoryUsed}
+	}
+	return out
+}

@@ -1,0 +1,235 @@
+package controller
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"transferqueue/core/schema"
+	"transferqueue/core/store"
+	"transferqueue/core/tqerr"
+	"transferqueue/core/unit"
+	"transferqueue/core/wire"
+)
+
+// inlineMerge is the largest operand that is merged on the goroutine that reads the connection.
+const inlineMerge = 1 << 20
+
+// transform computes what is stored from what came: stored = merge(stored, new), or parser(new). While it runs it holds the
+// cells in a write set, so that updates of one cell happen one after another and none is lost; readers see the old values.
+func (c *call) transform(t *txn) (any, error) {
+	s := c.s
+	s.mu.Lock()
+	set := t.cells()
+	granted := s.mu.writes.enter(set)
+	s.mu.Unlock()
+	leave := func() {
+		s.mu.Lock()
+		s.mu.writes.leave(set)
+		s.mu.Unlock()
+	}
+	if granted && t.req.Merge != "" && len(t.req.Callable) == 0 && t.operandBytes() <= inlineMerge {
+		result, err := t.run(c.ctx, stageAtOnce)
+		if code := tqerr.CodeOf(err); code != tqerr.ResourceExhausted && code != tqerr.Conflict {
+			leave()
+			t.abort()
+			return result, err
+		}
+	}
+	return c.later(func(ctx context.Context) (any, error) {
+		defer t.abort() // the operand; what is stored is staged apart
+		defer leave()
+		if err := waitGranted(ctx, set); err != nil {
+			return nil, err
+		}
+		for {
+			result, err := t.run(ctx, c.stageWhenRoom)
+			if tqerr.CodeOf(err) != tqerr.Conflict {
+				return result, err
+			}
+			if err := t.restage(ctx, c.stageWhenRoom); err != nil {
+				return nil, err
+			}
+		}
+	})
+}
+
+func (t *txn) operandBytes() int64 {
+	n := int64(0)
+	for i := range t.write.Columns {
+		n += t.write.Columns[i].Bytes()
+	}
+	return n
+}
+
+// stager reserves memory for a result on a unit.
+type stager func(ctx context.Context, u Unit, partition string, columns []schema.Column) (store.Staged, error)
+
+func stageAtOnce(_ context.Context, u Unit, partition string, columns []schema.Column) (store.Staged, error) {
+	return u.Stage(partition, columns)
+}
+
+// stageWhenRoom waits up to PutWait for memory to be freed.
+func (c *call) stageWhenRoom(ctx context.Context, u Unit, partition string, columns []schema.Column) (store.Staged, error) {
+	timer := time.NewTimer(c.s.opts.PutWait)
+	defer timer.Stop()
+	for {
+		freed := c.s.room.wait()
+		staged, err := u.Stage(partition, columns)
+		if tqerr.CodeOf(err) != tqerr.ResourceExhausted {
+			return staged, err
+		}
+		select {
+		case <-freed:
+		case <-timer.C:
+			return nil, err
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
+}
+
+// run computes, stages and commits the results of all units, all or nothing.
+func (t *txn) run(ctx context.Context, stage stager) (any, error) {
+	s := t.s
+	s.mu.RLock()
+	units, err := s.mu.cat.Check(&t.write)
+	var samples []schema.Sample
+	if err == nil && t.req.Update {
+		samples = s.mu.cat.Existing(&t.write)
+	}
+	s.mu.RUnlock()
+	if err != nil {
+		return nil, err
+	}
+	if t.req.Update && !slices.Equal(units, t.units) {
+		return nil, tqerr.New(tqerr.Conflict, "samples have moved since the update began")
+	}
+	results := make([]*unit.Transformed, len(t.shares))
+	abort := func() {
+		for _, r := range results {
+			if r != nil {
+				r.Staged.Abort()
+			}
+		}
+	}
+	for i := range t.shares {
+		if results[i], err = t.transformShare(ctx, &t.shares[i], samples, stage); err != nil {
+			abort()
+			return nil, err
+		}
+	}
+	stored := *t
+	stored.write.Columns = stitchColumns(t.shares, results)
+	stored.shares = slices.Clone(t.shares)
+	for i := range stored.shares {
+		stored.shares[i].staged = results[i].Staged
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	result, err := stored.applyLocked()
+	if err != nil {
+		abort()
+		return nil, err
+	}
+	for i := range stored.write.Columns {
+		result.Columns = append(result.Columns, wire.Column(stored.write.Columns[i]))
+	}
+	return &wire.PutReply{Result: result}, nil
+}
+
+func (t *txn) transformShare(ctx context.Context, sh *share, samples []schema.Sample, stage stager) (*unit.Transformed, error) {
+	staging := func(columns []schema.Column) (store.Staged, error) {
+		return stage(ctx, sh.unit, t.write.Partition, columns)
+	}
+	keys := pickRuns(t.write.Keys, sh.runs)
+	if !t.req.Update {
+		return sh.unit.Parse(ctx, &unit.ParseSpec{
+			Partition: t.write.Partition, Keys: keys, Rows: sh.rows, Operands: t.operands(sh), Callable: t.req.Callable,
+			Stage: staging,
+		})
+	}
+	return sh.unit.Update(ctx, &unit.UpdateSpec{
+		Partition: t.write.Partition, Samples: pickRuns(samples, sh.runs), Keys: keys, Operands: t.operands(sh),
+		Merge: t.req.Merge, Callable: t.req.Callable, Stage: staging,
+	})
+}
+
+// operands are the new values of a share, in staged memory or in the request itself.
+func (t *txn) operands(sh *share) []unit.Operand {
+	out := make([]unit.Operand, len(sh.cols))
+	if sh.staged != nil {
+		for k, block := range sh.staged.Blocks() {
+			out[k] = unit.Operand{Column: sh.cols[k], Bytes: sh.unit.Bytes(block)}
+		}
+		return out
+	}
+	at := int64(0)
+	for k := range t.write.Columns {
+		column := &t.write.Columns[k]
+		data := t.inline[at : at+column.Bytes()]
+		at += int64(len(data))
+		if sh.rows == column.Rows {
+			out[k] = unit.Operand{Column: *column, Bytes: data}
+			continue
+		}
+		offsets := column.Offsets()
+		packed := make([]byte, 0, sh.cols[k].Bytes())
+		for r := 0; r < len(sh.runs); r += 2 {
+			packed = append(packed, data[offsets[sh.runs[r]]:offsets[sh.runs[r+1]]]...)
+		}
+		out[k] = unit.Operand{Column: sh.cols[k], Bytes: packed}
+	}
+	return out
+}
+
+// pickRuns selects pairs [from, to) of a list; nil stays nil.
+func pickRuns[T any](list []T, runs []int64) []T {
+	if list == nil || (len(runs) == 2 && int(runs[1]-runs[0]) == len(list)) {
+		return list
+	}
+	var out []T
+	for r := 0; r < len(runs); r += 2 {
+		out = append(out, list[runs[r]:runs[r+1]]...)
+	}
+	return out
+}
+
+// piece is a stretch of consecutive rows of a batch that lies in one share, at rows [at, at+n) of it.
+type piece struct {
+	from     int64
+	share    int
+	at, rows int
+}
+
+// pieces puts the stretches of all shares in row order.
+func pieces(shares []share) []piece {
+	var out []piece
+	for k, sh := range shares {
+		at := 0
+		for r := 0; r < len(sh.runs); r += 2 {
+			n := int(sh.runs[r+1] - sh.runs[r])
+			out = append(out, piece{from: sh.runs[r], share: k, at: at, rows: n})
+			at += n
+		}
+	}
+	slices.SortFunc(out, func(a, b piece) int { return int(a.from - b.from) })
+	return out
+}
+
+// stitchColumns joins the columns of all shares in row order.
+func stitchColumns(shares []share, results []*unit.Transformed) []schema.Column {
+	if len(results) == 1 {
+		return results[0].Columns
+	}
+	out := make([]schema.Column, len(results[0].Columns))
+	order := pieces(shares)
+	for k := range out {
+		b := schema.NewBuilder(results[0].Columns[k].Field)
+		for _, p := range order {
+			b.Append(results[p.share].Columns[k].Slice(p.at, p.at+p.rows))
+		}
+		out[k] = b.Column()
+	}
+	return out
+}

@@ -1,0 +1,136 @@
+package session
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"transferqueue/core/tqerr"
+	"transferqueue/core/wire"
+)
+
+// rendezvousFormat is the version of the rendezvous file. A reader refuses a newer one.
+const rendezvousFormat = 1
+
+// rendezvous is the file through which processes of one host find their session. It is private to the user, written under a
+// temporary name and renamed, and valid while its owner holds the lock file beside it.
+type rendezvous struct {
+	Format   int    `json:"format"`
+	Protocol int    `json:"protocol"`
+	Session  string `json:"session"`
+	PID      int    `json:"pid"`
+	Socket   string `json:"socket"`
+	Secret   []byte `json:"secret"`
+}
+
+// paths are the files of a namespace.
+type paths struct{ dir, file, lock, prefix string }
+
+func pathsOf(dir, namespace string) (paths, error) {
+	bad := func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("._-", r)
+	}
+	if namespace == "" || strings.HasPrefix(namespace, ".") || len(namespace) > 64 || strings.ContainsFunc(namespace, bad) {
+		return paths{}, tqerr.New(tqerr.InvalidArgument, "namespace %q: want 1 to 64 letters, digits, \".\", \"_\" or \"-\"", namespace)
+	}
+	if dir == "" {
+		dir = defaultDir()
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return paths{}, tqerr.Wrap(tqerr.IO, err, "runtime directory %s", dir)
+	}
+	base := filepath.Join(dir, namespace)
+	return paths{dir: dir, file: base + ".json", lock: base + ".lock", prefix: base + "."}, nil
+}
+
+// defaultDir is a directory of this user on this host.
+func defaultDir() string {
+	if run := os.Getenv("XDG_RUNTIME_DIR"); run != "" {
+		if info, err := os.Stat(run); err == nil && info.IsDir() {
+			return filepath.Join(run, "transferqueue")
+		}
+	}
+	return filepath.Join(os.TempDir(), fmt.Sprintf("transferqueue-%d", os.Getuid()))
+}
+
+// errBusy says that another process holds the lock.
+var errBusy = errors.New("another process owns the session")
+
+// takeLock takes the lock of a namespace without waiting. It is given back by closing the file, and by the kernel when
+// the process dies.
+func (p paths) takeLock() (*os.File, error) {
+	f, err := os.OpenFile(p.lock, os.O_RDWR|os.O_CREATE|syscall.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, tqerr.Wrap(tqerr.IO, err, "lock file %s", p.lock)
+	}
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil {
+		return f, nil
+	}
+	_ = f.Close()
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, errBusy
+	}
+	return nil, tqerr.Wrap(tqerr.IO, err, "lock file %s", p.lock)
+}
+
+// read returns the rendezvous of a namespace. A file that is not there gives os.ErrNotExist.
+func (p paths) read() (*rendezvous, error) {
+	info, err := os.Lstat(p.file)
+	if err != nil {
+		return nil, err
+	}
+	if st, ok := info.Sys().(*syscall.Stat_t); ok && int(st.Uid) != os.Getuid() {
+		return nil, tqerr.New(tqerr.InvalidState, "rendezvous file %s belongs to user %d, want %d", p.file, st.Uid, os.Getuid())
+	}
+	data, err := os.ReadFile(p.file)
+	if err != nil {
+		return nil, err
+	}
+	var r rendezvous
+	if err := json.Unmarshal(data, &r); err != nil || r.Format == 0 || r.Socket == "" {
+		return nil, tqerr.New(tqerr.Corruption, "rendezvous file %s is not one of a session; remove it if no session runs", p.file)
+	}
+	if r.Format > rendezvousFormat || r.Protocol != wire.Version {
+		return nil, tqerr.New(tqerr.VersionMismatch, "rendezvous file %s: format %d and protocol %d, want %d and %d", p.file, r.Format, r.Protocol, rendezvousFormat, wire.Version)
+	}
+	return &r, nil
+}
+
+// write publishes a session.
+func (p paths) write(r *rendezvous) error {
+	data, err := json.Marshal(r)
+	if err != nil {
+		return tqerr.Wrap(tqerr.Internal, err, "rendezvous")
+	}
+	temp := fmt.Sprintf("%s%d.tmp", p.prefix, os.Getpid())
+	if err := os.WriteFile(temp, data, 0o600); err != nil {
+		return tqerr.Wrap(tqerr.IO, err, "rendezvous file %s", p.file)
+	}
+	if err := os.Rename(temp, p.file); err != nil {
+		return tqerr.Wrap(tqerr.IO, err, "rendezvous file %s", p.file)
+	}
+	return nil
+}
+
+// sweep removes what owners that died have left. Called with the lock held.
+func (p paths) sweep() {
+	for _, pattern := range []string{"*.sock", "*.tmp"} {
+		left, _ := filepath.Glob(escape(p.prefix) + pattern)
+		for _, name := range left {
+			_ = os.Remove(name)
+		}
+	}
+	_ = os.Remove(p.file)
+}
+
+// escape protects the characters of a path that a pattern would interpret.
+func escape(path string) string {
+	return strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`).Replace(path)
+}

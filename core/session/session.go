@@ -1,0 +1,254 @@
+// Package session opens and ends the session of a process: it starts controller and units here, or attaches to those of
+// another process on this host, which it finds through the rendezvous file. A lock file decides who owns a session; the
+// kernel frees it when its holder dies, so a dead owner's session is replaced and never waited for.
+package session
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"transferqueue/core/client"
+	"transferqueue/core/controller"
+	"transferqueue/core/internal/bufpool"
+	"transferqueue/core/jobs"
+	"transferqueue/core/sampler"
+	"transferqueue/core/tqerr"
+	"transferqueue/core/transport"
+	"transferqueue/core/transport/inproc"
+	"transferqueue/core/transport/local"
+	"transferqueue/core/unit"
+	"transferqueue/core/wire"
+)
+
+// Config says what to open. It arrives as a msgpack map with these names.
+type Config struct {
+	Mode        string `msgpack:"mode"` // "auto": attach, else own; "attach"; "own": never attach
+	Dir         string `msgpack:"dir"`  // runtime directory, "": of the user
+	Namespace   string `msgpack:"namespace"`
+	Units       int    `msgpack:"units"`
+	MemoryLimit int64  `msgpack:"memory_limit_bytes"` // per unit, 0: none
+	SampleLimit int64  `msgpack:"total_storage_size"` // over all units, 0: none
+	PutWaitMS   int64  `msgpack:"put_wait_ms"`
+	PreAllocate int    `msgpack:"pre_allocate"`
+	Polling     bool   `msgpack:"polling_mode"`
+	Blob        []byte `msgpack:"config"` // what attaching processes are given
+	TimeoutMS   int64  `msgpack:"timeout_ms"`
+	Version     string `msgpack:"version"`
+}
+
+// Info tells how a session was opened.
+type Info struct {
+	Owner   bool   `msgpack:"owner"`
+	Session string `msgpack:"session"`
+	PID     int    `msgpack:"pid"` // of the owner
+	Socket  string `msgpack:"socket"`
+	Blob    []byte `msgpack:"config"`
+}
+
+// Session is this process's part in a session.
+type Session struct {
+	Info   Info
+	Client *client.Client
+	Jobs   *jobs.Queue // Python work of the units here; nil when attached
+	Pool   *bufpool.Pool
+
+	conn   transport.Conn
+	server *controller.Server
+	socket *local.Server
+	inside *inproc.Server
+	units  []*unit.Unit
+	lock   *os.File
+	paths  paths
+}
+
+const retry = 5 * time.Millisecond
+
+// Open joins or starts a session. It does not wait longer than the configured time, and says what it waited for.
+func Open(ctx context.Context, cfg *Config) (*Session, error) {
+	p, err := pathsOf(cfg.Dir, cfg.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(cfg.TimeoutMS)*time.Millisecond)
+	defer cancel()
+	for {
+		s, busy, err := attempt(ctx, cfg, p)
+		if s != nil || (err != nil && !busy) {
+			return s, err
+		}
+		select {
+		case <-time.After(retry):
+		case <-ctx.Done():
+			return nil, tqerr.New(tqerr.Unavailable, "%s", waitedFor(cfg, p, err))
+		}
+	}
+}
+
+func waitedFor(cfg *Config, p paths, err error) string {
+	text := fmt.Sprintf("the session in %s did not answer within %.1f s", p.file, float64(cfg.TimeoutMS)/1000)
+	if err != nil {
+		text += ": " + err.Error()
+	}
+	return text
+}
+
+// attempt tries once. busy means that another process is opening or closing a session, so that trying again makes sense.
+func attempt(ctx context.Context, cfg *Config, p paths) (s *Session, busy bool, err error) {
+	lock, err := p.takeLock()
+	switch {
+	case err == nil && cfg.Mode == "attach":
+		_ = lock.Close()
+		return nil, false, noSession(p)
+	case err == nil:
+		s, err = own(cfg, p, lock)
+		return s, false, err
+	case !errors.Is(err, errBusy):
+		return nil, false, err
+	case cfg.Mode == "own":
+		return nil, false, tqerr.New(tqerr.AlreadyExists, "namespace %q has a session already, see %s", cfg.Namespace, p.file)
+	}
+	return attach(ctx, p)
+}
+
+func noSession(p paths) error {
+	if _, err := p.read(); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return tqerr.Wrap(tqerr.NotInitialized, err, "no session is running, call init() first")
+	}
+	return tqerr.New(tqerr.NotInitialized, "no session is running (looked for %s), call init() first", p.file)
+}
+
+func attach(ctx context.Context, p paths) (*Session, bool, error) {
+	r, err := p.read()
+	if err != nil {
+		return nil, errors.Is(err, os.ErrNotExist), err
+	}
+	conn, err := local.Dial(ctx, r.Socket, r.Secret, client.NewID())
+	if err != nil {
+		return nil, tqerr.CodeOf(err) == tqerr.Unavailable, err
+	}
+	s := &Session{conn: conn, Pool: bufpool.New(), paths: p}
+	s.Info = Info{Session: r.Session, PID: r.PID, Socket: r.Socket}
+	reply, err := conn.Call(ctx, &wire.Request{Op: wire.OpConfig})
+	if err == nil {
+		var config wire.ConfigReply
+		if err = wire.Unmarshal(reply.Body, &config); err == nil {
+			s.Info.Blob = config.Config
+		}
+	}
+	if err != nil {
+		_ = conn.Close()
+		return nil, tqerr.CodeOf(err) == tqerr.Unavailable, err
+	}
+	s.Client = client.New(client.Options{Conn: conn, Pool: s.Pool})
+	return s, false, nil
+}
+
+// own starts controller and units in this process and publishes them.
+func own(cfg *Config, p paths, lock *os.File) (_ *Session, err error) {
+	s := &Session{Pool: bufpool.New(), lock: lock, paths: p}
+	defer func() {
+		if err != nil {
+			_ = s.Close(time.Second)
+		}
+	}()
+	p.sweep()
+	var id [8]byte
+	secret := make([]byte, 32)
+	_, _ = rand.Read(id[:])
+	_, _ = rand.Read(secret)
+	s.Jobs = jobs.New(s.Pool)
+	host, _ := os.Hostname()
+	var units []controller.Unit
+	for i := range max(cfg.Units, 1) {
+		u, err := unit.New(unit.Options{
+			ID: uint32(i), Name: fmt.Sprintf("unit-%d", i), Host: host, MemoryLimit: cfg.MemoryLimit, Jobs: s.Jobs,
+		})
+		if err != nil {
+			return nil, err
+		}
+		s.units, units = append(s.units, u), append(units, u)
+	}
+	s.server = controller.New(controller.Options{
+		Units: units, Sampler: sampler.Sequential{}, Polling: cfg.Polling, PreAllocate: cfg.PreAllocate,
+		SampleLimit: cfg.SampleLimit, PutWait: time.Duration(cfg.PutWaitMS) * time.Millisecond, Config: cfg.Blob,
+		Version: cfg.Version, PID: os.Getpid(),
+	})
+	r := &rendezvous{
+		Format: rendezvousFormat, Protocol: wire.Version, Session: hex.EncodeToString(id[:]), PID: os.Getpid(), Secret: secret,
+	}
+	r.Socket = p.prefix + r.Session[:8] + ".sock"
+	if s.socket, err = local.Listen(r.Socket, secret, s.server); err != nil {
+		return nil, err
+	}
+	s.inside = inproc.NewServer(s.server)
+	if s.conn, err = s.inside.Dial(client.NewID()); err != nil {
+		return nil, err
+	}
+	s.Client = client.New(client.Options{Conn: s.conn, Pool: s.Pool})
+	s.Info = Info{Owner: true, Session: r.Session, PID: r.PID, Socket: r.Socket, Blob: cfg.Blob}
+	return s, p.write(r)
+}
+
+// Close ends the session when this process owns it, and leaves it otherwise. Waiting requests end with Unavailable.
+func (s *Session) Close(timeout time.Duration) error {
+	if s.lock != nil {
+		_ = os.Remove(s.paths.file)
+	}
+	var errs []error
+	if s.Jobs != nil {
+		s.Jobs.Close()
+	}
+	if s.server != nil {
+		s.server.Close()
+	}
+	if s.Client != nil {
+		errs = append(errs, s.Client.Close())
+	}
+	if s.inside != nil {
+		errs = append(errs, s.inside.Close())
+	}
+	if s.socket != nil {
+		errs = append(errs, s.socket.Close())
+	}
+	errs = append(errs, s.closeUnits(timeout))
+	s.Pool.Close()
+	if s.lock != nil {
+		errs = append(errs, s.lock.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// closeUnits waits a little for requests that still hold unit memory.
+func (s *Session) closeUnits(timeout time.Duration) error {
+	deadline := time.Now().Add(timeout)
+	var errs []error
+	for _, u := range s.units {
+		err := u.Close()
+		for tqerr.CodeOf(err) == tqerr.InvalidState && time.Now().Before(deadline) {
+			time.Sleep(retry)
+			err = u.Close()
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// Descriptors lists the file descriptors that a forked child must close, so that the end of this process is seen.
+func (s *Session) Descriptors() []int {
+	var out []int
+	if s.lock != nil {
+		out = append(out, int(s.lock.Fd()))
+	}
+	if s.socket != nil {
+		out = append(out, s.socket.Descriptors()...)
+	}
+	if d, ok := s.conn.(interface{ Descriptors() []int }); ok {
+		out = append(out, d.Descriptors()...)
+	}
+	return out
+}

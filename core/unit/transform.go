@@ -1,0 +1,190 @@
+package unit
+
+import (
+	"context"
+	"fmt"
+
+	"transferqueue/core/jobs"
+	"transferqueue/core/merge"
+	"transferqueue/core/schema"
+	"transferqueue/core/store"
+	"transferqueue/core/tqerr"
+)
+
+// rowsOf gives the bytes of single rows of columns that lie in runs.
+type rowsOf struct {
+	column  *schema.Column
+	offsets []int64
+	starts  []int // first row of each run
+	runs    [][]byte
+}
+
+func leasedRows(s store.Store, l *store.Leased) *rowsOf {
+	r := &rowsOf{column: &l.Column, offsets: l.Column.Offsets()}
+	at := 0
+	for _, run := range l.Runs {
+		r.starts, r.runs = append(r.starts, at), append(r.runs, s.Bytes(run.Block))
+		at += run.Rows
+	}
+	return r
+}
+
+func packedRows(o *Operand) *rowsOf {
+	return &rowsOf{column: &o.Column, offsets: o.Column.Offsets(), starts: []int{0}, runs: [][]byte{o.Bytes}}
+}
+
+// row returns the bytes of row i. Rows are asked for in order, mostly, so the last run is looked at first.
+func (r *rowsOf) row(i int) []byte {
+	k := len(r.starts) - 1
+	for k > 0 && r.starts[k] > i {
+		k--
+	}
+	base := r.offsets[r.starts[k]]
+	return r.runs[k][r.offsets[i]-base : r.offsets[i+1]-base]
+}
+
+// Update computes merge(stored, operand) for every cell and stages the results; what is stored stays as it is.
+func (u *Unit) Update(ctx context.Context, spec *UpdateSpec) (*Transformed, error) {
+	fields := make([]string, len(spec.Operands))
+	for i := range spec.Operands {
+		fields[i] = spec.Operands[i].Column.Field
+	}
+	lease, err := u.Read(spec.Partition, fields, spec.Samples)
+	if err != nil {
+		return nil, tqerr.New(tqerr.SampleGone, "partition %q: %s", spec.Partition, err)
+	}
+	defer lease.Release()
+	if len(spec.Callable) > 0 {
+		return u.updateByCallable(ctx, spec, lease.Columns())
+	}
+	return u.updateNatively(spec, lease.Columns())
+}
+
+func (u *Unit) updateNatively(spec *UpdateSpec, old []store.Leased) (*Transformed, error) {
+	m, known := merge.Lookup(spec.Merge)
+	if !known {
+		return nil, tqerr.New(tqerr.InvalidArgument, "merge %q: want \"concat\", \"add\", \"replace\", \"max\", \"min\" or a callable", spec.Merge)
+	}
+	name := func(i int) string {
+		if spec.Keys != nil {
+			return fmt.Sprintf("key %q", spec.Keys[i])
+		}
+		return fmt.Sprintf("sample %d", spec.Samples[i].Index)
+	}
+	out := &Transformed{Columns: make([]schema.Column, len(old))}
+	for k := range old {
+		result, err := m.Plan(&old[k].Column, &spec.Operands[k].Column, name)
+		if err != nil {
+			return nil, err
+		}
+		out.Columns[k] = result
+	}
+	staged, err := spec.Stage(out.Columns)
+	if err != nil {
+		return nil, err
+	}
+	out.Staged = staged
+	for k, block := range staged.Blocks() {
+		stored, operand := leasedRows(u, &old[k]), packedRows(&spec.Operands[k])
+		m.Apply(&out.Columns[k], u.Bytes(block), stored.column, stored.row, operand.column, operand.row)
+	}
+	return out, nil
+}
+
+// updateByCallable lets a Python thread merge copies of the stored and the new values.
+func (u *Unit) updateByCallable(ctx context.Context, spec *UpdateSpec, old []store.Leased) (*Transformed, error) {
+	job := &jobs.Job{Kind: jobs.Merge, Callable: spec.Callable, Partition: spec.Partition, Keys: spec.Keys, Rows: len(spec.Samples)}
+	defer func() { u.opts.Jobs.Recycle(job.Columns) }()
+	for k := range old {
+		if err := u.addInput(job, leasedRows(u, &old[k])); err != nil {
+			return nil, err
+		}
+	}
+	for k := range spec.Operands {
+		if err := u.addInput(job, packedRows(&spec.Operands[k])); err != nil {
+			return nil, err
+		}
+	}
+	results, err := u.opts.Jobs.Run(ctx, job)
+	if err != nil {
+		return nil, err
+	}
+	defer u.opts.Jobs.Recycle(results)
+	if len(results) != len(old) {
+		return nil, tqerr.New(tqerr.Internal, "%d result columns of %d", len(results), len(old))
+	}
+	for k := range results {
+		if err := sameType(&old[k].Column, &results[k].Column); err != nil {
+			return nil, err
+		}
+		results[k].Column.Field = old[k].Column.Field
+	}
+	return u.stageResults(results, len(spec.Samples), spec.Stage)
+}
+
+// sameType repeats the rule that the Python side has checked row by row, so that no bug there can store another type.
+func sameType(old, result *schema.Column) error {
+	if old.Kind != result.Kind {
+		return tqerr.New(tqerr.Failed, "field %q: merge_fn returned a %s, the value must remain %s", old.Field, result.Kind, old.Kind)
+	}
+	if old.DType != result.DType {
+		return tqerr.New(tqerr.Failed, "field %q: merge_fn must keep dtype %s, got %s", old.Field, old.DType, result.DType)
+	}
+	return nil
+}
+
+// Parse runs a data parser over the columns of a put and stages what it returns.
+func (u *Unit) Parse(ctx context.Context, spec *ParseSpec) (*Transformed, error) {
+	job := &jobs.Job{Kind: jobs.Parse, Callable: spec.Callable, Partition: spec.Partition, Keys: spec.Keys, Rows: spec.Rows}
+	defer func() { u.opts.Jobs.Recycle(job.Columns) }()
+	for k := range spec.Operands {
+		if err := u.addInput(job, packedRows(&spec.Operands[k])); err != nil {
+			return nil, err
+		}
+	}
+	results, err := u.opts.Jobs.Run(ctx, job)
+	if err != nil {
+		return nil, err
+	}
+	defer u.opts.Jobs.Recycle(results)
+	if len(results) != len(spec.Operands) {
+		return nil, tqerr.New(tqerr.Failed, "data_parser must not change dict keys: %d columns of %d", len(results), len(spec.Operands))
+	}
+	for k := range results {
+		results[k].Column.Field = spec.Operands[k].Column.Field
+	}
+	return u.stageResults(results, spec.Rows, spec.Stage)
+}
+
+// addInput copies a column into memory of the job, so that a callable may write to what it is given.
+func (u *Unit) addInput(job *jobs.Job, rows *rowsOf) error {
+	buffer, err := u.opts.Jobs.Gather(rows.column.Bytes())
+	if err != nil {
+		return err
+	}
+	at := 0
+	for _, run := range rows.runs {
+		at += copy(buffer[at:], run)
+	}
+	job.Columns = append(job.Columns, jobs.Data{Column: *rows.column, Bytes: buffer})
+	return nil
+}
+
+func (u *Unit) stageResults(results []jobs.Data, rows int, stage func([]schema.Column) (store.Staged, error)) (*Transformed, error) {
+	out := &Transformed{}
+	for k := range results {
+		if results[k].Column.Rows != rows {
+			return nil, tqerr.New(tqerr.Internal, "field %q: %d result rows of %d", results[k].Column.Field, results[k].Column.Rows, rows)
+		}
+		out.Columns = append(out.Columns, results[k].Column)
+	}
+	staged, err := stage(out.Columns)
+	if err != nil {
+		return nil, err
+	}
+	for k, block := range staged.Blocks() {
+		copy(u.Bytes(block), results[k].Bytes)
+	}
+	out.Staged = staged
+	return out, nil
+}

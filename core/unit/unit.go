@@ -1,0 +1,55 @@
+// Package unit is one storage unit: a store of cells over shared memory, and the work that is done where the cells lie,
+// which is merging updates and parsing puts.
+package unit
+
+import (
+	"transferqueue/core/arena"
+	"transferqueue/core/jobs"
+	"transferqueue/core/store"
+	"transferqueue/core/store/memtier"
+)
+
+// Options configure a unit.
+type Options struct {
+	ID          uint32
+	Name        string
+	Host        string
+	MemoryLimit int64 // bytes, 0: none
+	Jobs        *jobs.Queue
+}
+
+// Unit is a storage unit. It is safe for use by any goroutine.
+type Unit struct {
+	store.Store
+	opts  Options
+	arena *arena.Arena
+}
+
+// New makes an empty unit.
+func New(o Options) (*Unit, error) {
+	a, err := arena.New(arena.Options{})
+	if err != nil {
+		return nil, err
+	}
+	return &Unit{Store: memtier.New(memtier.Options{Arena: a, Limit: o.MemoryLimit}), opts: o, arena: a}, nil
+}
+
+// ID is the unit's number in its session.
+func (u *Unit) ID() uint32 { return u.opts.ID }
+
+// Name is the unit's id as users see it.
+func (u *Unit) Name() string { return u.opts.Name }
+
+// Host is the host the unit runs on.
+func (u *Unit) Host() string { return u.opts.Host }
+
+// Segment gives a duplicate of a segment's descriptor, which the caller closes, and its size.
+func (u *Unit) Segment(segment uint32) (int, int64, error) { return u.arena.Segment(segment) }
+
+// Close gives all memory back. Nothing may be staged or leased.
+func (u *Unit) Close() error {
+	if err := u.Store.Close(); err != nil {
+		return err
+	}
+	return u.arena.Close()
+}

@@ -1,0 +1,129 @@
+"""``python -m transfer_queue serve`` runs a session as a daemon; ``status`` prints one that runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+from typing import Any
+
+from transfer_queue import _calls, _session, config
+from transfer_queue._ops import Op
+from transfer_queue.errors import TransferQueueError
+
+
+def _options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m transfer_queue", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    serve = commands.add_parser("serve", help="run controller and units until SIGTERM or Ctrl-C")
+    serve.add_argument("--units", type=int, help="number of storage units (default: of the configuration)")
+    serve.add_argument("--memory-limit-bytes", type=int, help="limit of each unit (default: none)")
+    serve.add_argument("--namespace", help="name of the session (default: of the configuration)")
+    serve.add_argument("--config", help="YAML file laid over the packaged configuration")
+    status = commands.add_parser("status", help="print partitions, units and bytes")
+    status.add_argument("--namespace", help="name of the session (default: of the configuration)")
+    status.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _conf(arguments: argparse.Namespace) -> Any:
+    given: dict[str, Any] = {}
+    if getattr(arguments, "config", None):
+        import yaml
+
+        with open(arguments.config) as file:
+            given = yaml.safe_load(file) or {}
+    storage: dict[str, Any] = {}
+    if getattr(arguments, "units", None) is not None:
+        storage["num_data_storage_units"] = arguments.units
+    if getattr(arguments, "memory_limit_bytes", None) is not None:
+        storage["memory_limit_bytes"] = arguments.memory_limit_bytes
+    if storage:
+        backend = given.setdefault("backend", {})
+        backend["SimpleStorage"] = {**backend.get("SimpleStorage", {}), **storage}
+    if arguments.namespace:
+        given["namespace"] = arguments.namespace
+    return config.load(given)
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    """Own a session until a signal ends it."""
+    session = _session.open_session(_conf(arguments), "own")
+    print(f"serving session {session.id}, process {session.owner_pid}", flush=True)
+    signals = {signal.SIGTERM, signal.SIGINT}
+    signal.sigwait(signals)
+    _session.close()
+    print("closed", flush=True)
+    return 0
+
+
+_UNIT = (
+    *("unit_id", "state", "host", "memory_used_bytes", "memory_limit_bytes", "disk_used_bytes", "disk_limit_bytes"),
+    *("samples", "sample_limit", "cells", "leases", "staged"),
+)
+
+
+def _summary() -> dict[str, Any]:
+    session = _session.current()
+    call = _calls.Call(Op.STATUS, b"", lambda reply: _calls.decode(reply.body), timeout=session.timeout_s)
+    version, pid, started, clients, partitions, units, *_ = _calls.run(session.handle, call)
+    return {
+        "version": version,
+        "pid": pid,
+        "uptime_s": max(0, int(time.time()) - started),
+        "clients": clients,
+        "partitions": [_partition(row) for row in partitions or []],
+        "units": [dict(zip(_UNIT, row, strict=False)) for row in units or []],
+    }
+
+
+def _partition(row: list[Any]) -> dict[str, Any]:
+    name, samples, keys, fields, tasks, consumed, *_ = row
+    names = _calls.decode(tasks) if tasks else []
+    counts = memoryview(consumed or b"").cast("q").tolist()
+    return {
+        "name": name,
+        "samples": samples,
+        "keys": keys,
+        "fields": _calls.decode(fields) if fields else [],
+        "consumed": dict(zip(names, counts, strict=True)),
+    }
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """Print the session of this host."""
+    _session.open_session(_conf(arguments), "attach")
+    summary = _summary()
+    if arguments.json:
+        print(json.dumps(summary, indent=2))
+        return 0
+    print(f"TransferQueue {summary['version']}, process {summary['pid']}, up {summary['uptime_s']} s, ", end="")
+    print(f"{summary['clients']} clients")
+    for unit in summary["units"]:
+        limit = f" of {unit['memory_limit_bytes']:,}" if unit["memory_limit_bytes"] else ""
+        print(f"  {unit['unit_id']:<10} {unit['state']:<8} {unit['memory_used_bytes']:>16,}{limit} bytes in memory, ", end="")
+        print(f"{unit['samples']} samples, {unit['cells']} cells")
+    for part in summary["partitions"]:
+        consumed = ", ".join(f"{task} {n}" for task, n in part["consumed"].items()) or "nothing"
+        fields = ", ".join(part["fields"])
+        print(f"  partition {part['name']!r}: {part['samples']} samples, {part['keys']} keys, fields [{fields}], ", end="")
+        print(f"consumed: {consumed}")
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command; returns the exit status."""
+    arguments = _options().parse_args(argv)
+    if arguments.command == "serve":
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    try:
+        return {"serve": serve, "status": status}[arguments.command](arguments)
+    except (TransferQueueError, ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

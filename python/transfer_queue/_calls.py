@@ -1,0 +1,277 @@
+"""Calls into the core: one request in, one result out, waited for by a thread or by an event loop.
+
+A request is submitted to a completion queue that has an eventfd. A thread waits in ``os.read`` on it, so Ctrl-C answers at
+once; an event loop watches it. A queue belongs to one waiting thread, or to one loop while that has requests in flight, and
+then goes back to a free list: neither descriptors nor threads grow with calls, loops or threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import ctypes
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from transfer_queue import _lib
+from transfer_queue._codes import Code
+from transfer_queue._ops import Op
+from transfer_queue.errors import from_code
+
+T = TypeVar("T")
+
+_REAP = 16
+_DECODER = msgspec.msgpack.Decoder()
+
+decode = _DECODER.decode
+encode = msgspec.msgpack.Encoder().encode
+
+
+class Reply:
+    """A finished request. ``columns`` and what they point to are valid only while the reply is decoded."""
+
+    __slots__ = ("body", "columns", "n_columns", "rows")
+
+    def __init__(self, completion: _lib.Completion) -> None:
+        self.body = ctypes.string_at(completion.body, completion.body_size) if completion.body else b""
+        self.columns: int = completion.columns or 0
+        self.n_columns: int = completion.n_columns
+        self.rows: int = completion.rows
+
+
+def no_result(_: Reply) -> None:
+    """Decoder of replies without a content."""
+
+
+@dataclass(slots=True)
+class Call(Generic[T]):
+    """A request: what to send, and how to read the answer.
+
+    Args:
+        op: number of the request.
+        body: msgpack request.
+        decode: makes the result from the reply.
+        columns: address of an array of column structs, 0 for none.
+        keep: whatever must live until the request is submitted.
+        timeout: seconds.
+    """
+
+    op: Op
+    body: bytes
+    decode: Callable[[Reply], T]
+    columns: int = 0
+    n_columns: int = 0
+    rows: int = 0
+    flags: int = 0
+    timeout: float = 0.0
+    keep: Any = field(default=None, repr=False)
+
+
+class Queue:
+    """A completion queue of the core."""
+
+    __slots__ = ("_completions", "_count", "_library", "_ticket", "fd", "handle", "pid")
+
+    def __init__(self, library: _lib.Library) -> None:
+        handle, fd, error = _lib.u64(), _lib.i32(), _lib.Error()
+        library.check(library.tq_queue_open(ctypes.byref(handle), ctypes.byref(fd), ctypes.byref(error)), error)
+        self._library, self.handle, self.fd, self.pid = library, handle.value, fd.value, os.getpid()
+        self._completions = (_lib.Completion * _REAP)()
+        self._count, self._ticket = _lib.u32(), _lib.u64()
+
+    def submit(self, session: int, call: Call[Any]) -> int:
+        error = _lib.Error()
+        code = self._library.tq_submit(
+            session,
+            self.handle,
+            call.op,
+            call.flags,
+            call.body,
+            len(call.body),
+            call.columns,
+            call.n_columns,
+            call.rows,
+            max(1, int(call.timeout * 1000)),
+            self._ticket,
+            error,
+        )
+        if code:
+            self._library.check(code, error)
+        return self._ticket.value
+
+    def cancel(self, ticket: int) -> None:
+        error = _lib.Error()
+        self._library.check(self._library.tq_cancel(self.handle, ticket, ctypes.byref(error)), error)
+
+    def reap(self, finish: Callable[[_lib.Completion], None]) -> None:
+        """Hand every completion that waits to ``finish``, then free it."""
+        error = _lib.Error()
+        code = self._library.tq_reap(self.handle, self._completions, _REAP, self._count, error)
+        if code:
+            self._library.check(code, error)
+        for i in range(self._count.value):
+            completion = self._completions[i]
+            try:
+                finish(completion)
+            finally:
+                self._library.tq_free(completion.memory)
+
+    def close(self) -> None:
+        if self.pid == os.getpid():
+            error = _lib.Error()
+            self._library.check(self._library.tq_queue_close(self.handle, ctypes.byref(error)), error)
+
+
+# Ends of a deque may be used from any thread.
+_free: collections.deque[Queue] = collections.deque()
+
+
+def _take() -> Queue:
+    library = _lib.library()
+    while True:
+        try:
+            queue = _free.pop()
+        except IndexError:
+            return Queue(library)
+        if queue.pid == os.getpid():
+            return queue
+
+
+def forget() -> None:
+    """Drop the queues of another process, after a fork."""
+    _free.clear()
+    _bound.clear()
+
+
+def result_of(completion: _lib.Completion, call: Call[T]) -> T:
+    """The result of a completion, or its error raised."""
+    reply = Reply(completion)
+    if completion.code == Code.OK:
+        return call.decode(reply)
+    op, message = decode(reply.body) if reply.body else ("", "no reason given")
+    raise from_code(completion.code, message, op)
+
+
+def run(session: int, call: Call[T]) -> T:
+    """Send a request and wait for its result."""
+    queue = _take()
+    result: list[T] = []
+    in_flight = False
+
+    def finish(completion: _lib.Completion) -> None:
+        nonlocal in_flight
+        if completion.ticket == ticket:
+            in_flight = False
+            result.append(result_of(completion, call))
+
+    try:
+        ticket = queue.submit(session, call)
+        in_flight = True
+        while in_flight:
+            os.read(queue.fd, 8)
+            queue.reap(finish)
+    finally:
+        if in_flight and queue.pid == os.getpid():
+            queue.close()  # a signal handler raised: this ends the request
+        elif not in_flight:
+            _free.append(queue)
+    return result[0]
+
+
+class _Loop:
+    """The queue of an event loop while requests of it are in flight."""
+
+    __slots__ = ("loop", "queue", "waiting")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop, self.queue = loop, _take()
+        self.waiting: dict[int, tuple[asyncio.Future[Any], Call[Any]]] = {}
+        loop.add_reader(self.queue.fd, self._ready)
+
+    def _ready(self) -> None:
+        os.read(self.queue.fd, 8)
+        self.queue.reap(self._finish)
+        self._rest()
+
+    def _finish(self, completion: _lib.Completion) -> None:
+        future, call = self.waiting.pop(completion.ticket)
+        try:
+            result = result_of(completion, call)
+        except BaseException as error:
+            if not future.done():
+                future.set_exception(error)
+        else:
+            if not future.done():
+                future.set_result(result)
+
+    def _rest(self) -> None:
+        """Give the queue back when nothing is in flight."""
+        if not self.waiting and _bound.get(id(self.loop)) is self:
+            self._leave()
+            _free.append(self.queue)
+
+    def _leave(self) -> None:
+        del _bound[id(self.loop)]
+        self.loop.remove_reader(self.queue.fd)
+
+    def abandon(self, ticket: int) -> None:
+        """Cancel a request whose caller has gone. Its completion is not waited for when it was the only one."""
+        if ticket not in self.waiting:
+            return
+        self.queue.cancel(ticket)
+        if all(future.done() for future, _ in self.waiting.values()):
+            self.waiting.clear()
+            self._leave()
+            self.queue.close()
+
+
+_bound: dict[int, _Loop] = {}
+
+
+def _bind(loop: asyncio.AbstractEventLoop) -> _Loop:
+    """The queue of a loop, made when it has none; those of loops that were closed meanwhile are dropped."""
+    bound = _bound.get(id(loop))
+    if bound is not None and bound.queue.pid == os.getpid():
+        return bound
+    for key, other in list(_bound.items()):
+        if other.loop.is_closed() and _bound.pop(key, None) is other:
+            other.queue.close()
+    bound = _bound[id(loop)] = _Loop(loop)
+    return bound
+
+
+async def run_async(session: int, call: Call[T]) -> T:
+    """Send a request and await its result. Cancelling the coroutine cancels the request."""
+    loop = asyncio.get_running_loop()
+    bound = _bind(loop)
+    future: asyncio.Future[T] = loop.create_future()
+    try:
+        ticket = bound.queue.submit(session, call)
+    except BaseException:
+        bound._rest()
+        raise
+    bound.waiting[ticket] = (future, call)
+    call.keep = None
+    try:
+        return await future
+    except asyncio.CancelledError:
+        bound.abandon(ticket)
+        raise
+
+
+def counters(session: int = 0) -> dict[str, int]:
+    """Counters of the core in this process."""
+    library, out, error = _lib.library(), _lib.Bytes(), _lib.Error()
+    library.check(library.tq_counters(session, ctypes.byref(out), ctypes.byref(error)), error)
+    try:
+        counted: dict[str, int] = decode(ctypes.string_at(out.data, out.size))
+        return counted
+    finally:
+        library.tq_free(out.data)
+
+
+os.register_at_fork(after_in_child=forget)

@@ -1,0 +1,162 @@
+"""Python work of the units in this process: merge functions of updates and parsers of puts.
+
+The core never calls Python. Threads of this module wait in the core for a job, run the user's callable on private copies of
+the values, and give the result back. There is always one thread waiting, up to a bound, so a slow callable holds up only the
+request it belongs to.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import pickle
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from transfer_queue import _calls, _lib
+from transfer_queue._codes import Code
+
+_MOST_THREADS = 64
+_MERGE = 1
+_WAIT_MS = 60_000
+
+
+class Workers:
+    """Threads that do the Python work of one session until it ends."""
+
+    def __init__(self, session: int) -> None:
+        self._session = session
+        self._lock = threading.Lock()
+        self._idle = 0
+        self._threads: list[threading.Thread] = []
+        self._start()
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name=f"tq-python-{len(self._threads)}", daemon=True)
+        self._threads.append(thread)
+        self._idle += 1
+        thread.start()
+
+    def join(self, timeout: float) -> None:
+        """Wait for the threads; those that are in a callable of the user are left to end by themselves."""
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout)
+                timeout = min(timeout, 0.1)
+
+    def _run(self) -> None:
+        library = _lib.library()
+        job, error = _lib.Job(), _lib.Error()
+        while True:
+            code = library.tq_job_next(self._session, _WAIT_MS, ctypes.byref(job), ctypes.byref(error))
+            if code != Code.OK:
+                library.tq_error_release(ctypes.byref(error))
+                if code == Code.DEADLINE_EXCEEDED:
+                    continue
+                return
+            with self._lock:
+                self._idle -= 1
+                if self._idle == 0 and len(self._threads) < _MOST_THREADS:
+                    self._start()
+            try:
+                self._do(library, job)
+            finally:
+                library.tq_free(job.memory)
+                with self._lock:
+                    self._idle += 1
+
+    def _do(self, library: _lib.Library, job: _lib.Job) -> None:
+        error = _lib.Error()
+        try:
+            packed = _result(job)
+        except BaseException as raised:
+            text = _explained(raised).encode(errors="replace")
+            code = library.tq_job_fail(self._session, job.job, Code.FAILED, text, len(text), ctypes.byref(error))
+        else:
+            code = library.tq_job_done(
+                self._session, job.job, packed.address, len(packed), job.rows, ctypes.byref(error)
+            )
+        if code != Code.OK:
+            library.tq_error_release(ctypes.byref(error))  # the one who asked has been told, or is gone
+
+
+class _Named(Exception):
+    """An error of the user's callable and what it was working on."""
+
+    def __init__(self, what: str, cause: BaseException) -> None:
+        super().__init__(what)
+        self.what, self.cause = what, cause
+
+
+def _explained(raised: BaseException) -> str:
+    """Text for the caller: what failed, and where in the user's code."""
+    if isinstance(raised, _Named):
+        cause = raised.cause
+        frames = traceback.extract_tb(cause.__traceback__)
+        where = f" (line {frames[-1].lineno} of {frames[-1].filename})" if len(frames) > 1 else ""
+        return f"{raised.what}: {type(cause).__name__}: {cause}{where}"
+    if isinstance(raised, TypeError | ValueError):
+        return str(raised)
+    return f"{type(raised).__name__}: {raised}"
+
+
+def _load(pickled: bytes) -> Any:
+    """The user's callable, made anew for every job so that no state of it is carried over."""
+    try:
+        return pickle.loads(pickled)
+    except Exception as error:
+        raise _Named("the callable cannot be loaded where the data is stored", error) from error
+
+
+def _result(job: _lib.Job) -> Any:
+    from transfer_queue import _columns, _results  # imports torch, which a daemon needs only now
+
+    function = _load(ctypes.string_at(job.callable, job.callable_size))
+    partition, fields, keys = _calls.decode(ctypes.string_at(job.body, job.body_size))
+    names: list[str] = _calls.decode(fields)
+    labels: list[str] | None = _calls.decode(keys) if keys is not None else None
+    columns = _results.read_columns(job.columns, job.n_columns)
+    rows: int = job.rows
+    if job.kind != _MERGE:
+        parsed = {name: _results.parser_input(name, c, rows) for name, c in zip(names, columns, strict=True)}
+        return _parse(_columns.parse_columns, function, parsed, rows)
+    values = [_results.job_values(name, column, rows) for name, column in zip(names, columns, strict=True)]
+    half = len(names) // 2
+    return _merge(_columns, function, names[:half], values[:half], values[half:], labels)
+
+
+def _parse(parse_columns: Callable[..., Any], function: Any, columns: dict[str, Any], rows: int) -> Any:
+    def called(given: dict[str, Any]) -> Any:
+        try:
+            return function(given)
+        except Exception as error:
+            raise _Named("data_parser failed", error) from error
+
+    return parse_columns(called, columns, rows)
+
+
+def _merge(
+    columns: Any,
+    function: Any,
+    fields: Sequence[str],
+    old: Sequence[list[Any]],
+    new: Sequence[list[Any]],
+    keys: Sequence[str] | None,
+) -> Any:
+    def what(field: str, row: int) -> str:
+        name = f"key {keys[row]!r}" if keys is not None else f"row {row}"
+        return f"merge_fn failed for {name}, field {field!r}"
+
+    merged = []
+    for field, olds, news in zip(fields, old, new, strict=True):
+        values = []
+        for row, (was, update) in enumerate(zip(olds, news, strict=True)):
+            try:
+                value = function(was, update)
+                columns._check_merged(field, row, was, value)
+            except Exception as error:
+                raise _Named(what(field, row), error) from error
+            values.append(value)
+        merged.append(values)
+    return columns.pack_lists(list(fields), merged, len(old[0]) if old else 0)

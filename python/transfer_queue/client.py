@@ -1,0 +1,394 @@
+"""The low-level client: batches of samples by index, and what is produced and consumed."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from tensordict import TensorDict
+
+from transfer_queue import _calls, _requests, _session
+from transfer_queue._calls import Call
+from transfer_queue._ops import Op
+from transfer_queue.metadata import BatchMeta
+
+__all__ = ["AsyncTransferQueueClient", "TransferQueueClient", "UnitInfo"]
+
+
+class UnitInfo(NamedTuple):
+    """A storage unit. Sizes are bytes; a limit of 0 means none.
+
+    Attributes:
+        unit_id: name of the unit.
+        state: ``"ACTIVE"``.
+        host: name of the host it runs on.
+        memory_used_bytes: payload of cells and reservations, also of cleared cells that a reader still holds.
+        samples: samples placed on the unit.
+        cells: stored cells.
+        leases: reads in progress and zero-copy views.
+        staged: writes in progress.
+    """
+
+    unit_id: str
+    state: str
+    host: str
+    memory_used_bytes: int
+    memory_limit_bytes: int
+    disk_used_bytes: int
+    disk_limit_bytes: int
+    samples: int
+    sample_limit: int
+    cells: int
+    leases: int
+    staged: int
+
+
+_T = TypeVar("_T")
+
+
+def _by_partition(metadata: BatchMeta) -> list[BatchMeta]:
+    """Batches of one partition each; most often the batch itself."""
+    return [metadata] if len(set(metadata.partition_ids)) <= 1 else metadata.chunk_by_partition()
+
+
+class AsyncTransferQueueClient:
+    """Client with coroutines. It keeps no state of its own: any thread and any event loop may use it.
+
+    Args:
+        client_id: name of the client.
+    """
+
+    def __init__(self, client_id: str = "", controller_info: Any = None) -> None:
+        self.client_id, self.controller_info = client_id, controller_info
+
+    async def _await(self, call: Call[Any]) -> Any:
+        return await _calls.run_async(_session.current().handle, call)
+
+    # ---- rows -------------------------------------------------------------------------------------------------------
+
+    async def async_get_meta(
+        self,
+        data_fields: list[str],
+        batch_size: int | None,
+        partition_id: str,
+        mode: str = "fetch",
+        task_name: str | None = None,
+        sampling_config: dict[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> BatchMeta:
+        """Describe samples: new ones (``insert``), unconsumed ready ones (``fetch``), or all (``force_fetch``).
+
+        Args:
+            data_fields: fields that the samples have, or will have.
+            batch_size: number of samples; ignored by ``force_fetch``.
+            partition_id: the partition; ``insert`` creates it.
+            mode: ``"insert"``, ``"fetch"`` or ``"force_fetch"``.
+            task_name: the consumer; a fetch marks what it returns as consumed by this task.
+            sampling_config: further arguments of the sampler.
+            timeout: seconds that a fetch waits for enough samples, by default ``TQ_CONTROLLER_GET_METADATA_TIMEOUT``.
+
+        Raises:
+            InvalidArgumentError: an argument makes no sense (a ValueError).
+            DeadlineExceededError: there were not enough samples in time; nothing was consumed (a TimeoutError).
+        """
+        return await self._await(
+            _requests.get_meta(
+                _session.current(), data_fields, batch_size, partition_id, mode, task_name, sampling_config, timeout
+            )
+        )
+
+    async def async_put(
+        self,
+        data: TensorDict,
+        metadata: BatchMeta | None = None,
+        partition_id: str | None = None,
+        data_parser: Any = None,
+        timeout: float | None = None,
+    ) -> BatchMeta:
+        """Write columns of samples: those of ``metadata``, or new ones without keys in ``partition_id``.
+
+        Returns:
+            ``metadata`` itself with the new fields, all ready; or new metadata.
+
+        Raises:
+            StorageKeyNotFoundError: a sample was cleared meanwhile (a KeyError). Nothing was written.
+            SchemaMismatchError: other samples hold a column with another dtype (a ValueError). Nothing was written.
+        """
+        return await self._await(
+            _requests.put(_session.current(), data, metadata, partition_id, data_parser, timeout)
+        )
+
+    async def async_update(
+        self, metadata: BatchMeta, values: TensorDict, merge_fn: Any, timeout: float | None = None
+    ) -> BatchMeta:
+        """Store ``merge_fn(stored, new)`` in every cell of the samples; see ``kv_batch_update``."""
+        return await self._await(_requests.update(_session.current(), metadata, values, merge_fn, timeout))
+
+    async def async_get_data(
+        self, metadata: BatchMeta, layout: str | None = None, copy: bool = True, timeout: float | None = None
+    ) -> TensorDict:
+        """Read the fields of the samples; see ``kv_batch_get`` for ``layout`` and ``copy``.
+
+        Raises:
+            StorageKeyNotFoundError: a sample was cleared meanwhile (a KeyError).
+        """
+        if not metadata.size or not metadata.field_names:
+            return TensorDict({}, batch_size=[0])
+        parts = [
+            await self._await(_requests.get_data(_session.current(), part, layout, copy, timeout))
+            for part in _by_partition(metadata)
+        ]
+        return _joined(parts, metadata)
+
+    async def async_clear_samples(
+        self, metadata: BatchMeta, timeout: float | None = None
+    ) -> None:
+        """Remove the samples. Those that are gone already are ignored."""
+        if metadata.size:
+            for part in _by_partition(metadata):
+                await self._await(_requests.clear_samples(_session.current(), part, None, timeout))
+
+    async def async_clear_partition(self, partition_id: str, timeout: float | None = None) -> None:
+        """Remove a partition with all its samples; one that does not exist is ignored."""
+        await self._await(_requests.clear_partition(_session.current(), partition_id, timeout))
+
+    # ---- keys and tags ----------------------------------------------------------------------------------------------
+
+    async def async_kv_retrieve_meta(
+        self, keys: str | list[str], partition_id: str, create: bool = False, timeout: float | None = None
+    ) -> BatchMeta:
+        """Describe the samples of keys; missing ones are created with ``create``, otherwise left out."""
+        return await self._await(
+            _requests.kv_retrieve_meta(_session.current(), keys, partition_id, create, timeout)
+        )
+
+    async def async_kv_retrieve_keys(
+        self, global_indexes: int | list[int], partition_id: str, timeout: float | None = None
+    ) -> list[str | None]:
+        """The key of every index, None where there is none."""
+        return await self._await(
+            _requests.kv_retrieve_keys(_session.current(), global_indexes, partition_id, timeout)
+        )
+
+    async def async_kv_list(self, partition_id: str | None = None, timeout: float | None = None) -> dict[str, Any]:
+        """Keys and tags of one or all partitions."""
+        return await self._await(
+            _requests.kv_list(_session.current(), partition_id, None, None, None, None, timeout)
+        )
+
+    async def async_kv_clear_fields(
+        self, keys: str | list[str], partition_id: str, fields: str | list[str], timeout: float | None = None
+    ) -> None:
+        """Remove columns of samples; see ``kv_clear``."""
+        await self._await(_requests.kv_clear(_session.current(), keys, partition_id, fields, timeout))
+
+    async def async_set_custom_meta(self, metadata: BatchMeta, timeout: float | None = None) -> None:
+        """Store the tags of the metadata as those of its samples."""
+        if metadata.size:
+            for part in _by_partition(metadata):
+                await self._await(_requests.set_custom_meta(_session.current(), part, timeout))
+
+    # ---- status -----------------------------------------------------------------------------------------------------
+
+    async def _status(self, op: Op, body: list[Any], timeout: float | None) -> Any:
+        return await self._await(_requests.status(_session.current(), op, body, timeout))
+
+    async def async_get_consumption_status(
+        self, task_name: str, partition_id: str, timeout: float | None = None
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """``(int64[n] sorted indexes, int8[n] consumed)`` of a task, ``(None, None)`` for an unknown partition."""
+        known = await self._status(Op.CONSUMPTION, [partition_id, task_name], timeout)
+        return (None, None) if known is None else _table_of(known, flat=True)
+
+    async def async_get_production_status(
+        self, data_fields: list[str], partition_id: str, timeout: float | None = None
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """``(int64[n] sorted indexes, int8[n, fields] produced)``; ``(None, None)`` when something is unknown."""
+        if not data_fields:
+            return None, None
+        names = _calls.encode(list(data_fields))
+        known = await self._status(Op.PRODUCTION, [partition_id, names], timeout)
+        return (None, None) if known is None else _table_of(known, flat=False)
+
+    async def async_check_consumption_status(
+        self, task_name: str, partition_id: str, timeout: float | None = None
+    ) -> bool:
+        """Whether the task has consumed every sample; False for an unknown or empty partition."""
+        _, consumed = await self.async_get_consumption_status(task_name, partition_id, timeout)
+        return consumed is not None and consumed.numel() > 0 and bool(consumed.all())
+
+    async def async_check_production_status(
+        self, data_fields: list[str], partition_id: str, timeout: float | None = None
+    ) -> bool:
+        """Whether every sample has all these fields; False when something is unknown."""
+        _, produced = await self.async_get_production_status(data_fields, partition_id, timeout)
+        return produced is not None and bool(produced.all())
+
+    async def async_reset_consumption(
+        self, partition_id: str, task_name: str | None = None, timeout: float | None = None
+    ) -> bool:
+        """Forget what a task, or every task, has consumed."""
+        await self._await(_requests.reset_consumption(_session.current(), partition_id, task_name, timeout))
+        return True
+
+    async def async_get_partition_list(self, timeout: float | None = None) -> list[str]:
+        """Names of the partitions in the order of their creation."""
+        return await self._await(_requests.partitions(_session.current(), timeout))
+
+    async def async_list_units(self, timeout: float | None = None) -> list[UnitInfo]:
+        """The storage units of the session."""
+        return [_unit(row) for row in await self._await(_requests.units(_session.current(), timeout))]
+
+    def close(self) -> None:
+        """Nothing to do: the client holds nothing. ``transfer_queue.close()`` leaves the session."""
+
+
+def _unit(row: list[Any]) -> UnitInfo:
+    name, state, host, used, limit, disk, disk_limit, samples, sample_limit, cells, leases, staged = row[:12]
+    return UnitInfo(name, state, host, used, limit, disk, disk_limit, samples, sample_limit, cells, leases, staged)
+
+
+def _joined(parts: list[TensorDict], metadata: BatchMeta) -> TensorDict:
+    """Rows of several partitions in the order of the metadata."""
+    if len(parts) == 1:
+        return parts[0]
+    seen: dict[str, list[int]] = {}
+    for row, partition in enumerate(metadata.partition_ids):
+        seen.setdefault(partition, []).append(row)
+    order = [row for rows in seen.values() for row in rows]
+    joined: TensorDict = TensorDict.cat(parts)
+    return joined[sorted(range(len(order)), key=order.__getitem__)]
+
+
+def _table_of(known: tuple[list[int], int, bytes], flat: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    indexes, width, table = known
+    status = torch.tensor(list(table), dtype=torch.int8)
+    return torch.tensor(indexes, dtype=torch.int64), status if flat else status.reshape(len(indexes), width)
+
+
+class _Waiting(AsyncTransferQueueClient):
+    """The same coroutines with calls that wait, so that they run to their end when they are started."""
+
+    async def _await(self, call: Call[Any]) -> Any:
+        return _calls.run(_session.current().handle, call)
+
+
+_waiting = _Waiting()
+
+
+def _finished(work: Coroutine[Any, Any, _T]) -> _T:
+    """The result of a coroutine that never suspends."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        result: _T = end.value
+        return result
+    raise AssertionError("a call that waits was suspended")
+
+
+class TransferQueueClient(AsyncTransferQueueClient):
+    """Client whose methods wait, beside the coroutines; the documentation of ``async_x`` is that of ``x``."""
+
+    def get_meta(
+        self,
+        data_fields: list[str],
+        batch_size: int | None,
+        partition_id: str,
+        mode: str = "fetch",
+        task_name: str | None = None,
+        sampling_config: dict[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> BatchMeta:
+        return _finished(_waiting.async_get_meta(data_fields, batch_size, partition_id, mode, task_name, sampling_config, timeout))
+
+    def put(
+        self,
+        data: TensorDict,
+        metadata: BatchMeta | None = None,
+        partition_id: str | None = None,
+        data_parser: Any = None,
+        timeout: float | None = None,
+    ) -> BatchMeta:
+        return _finished(_waiting.async_put(data, metadata, partition_id, data_parser, timeout))
+
+    def update(self, metadata: BatchMeta, values: TensorDict, merge_fn: Any, timeout: float | None = None) -> BatchMeta:
+        return _finished(_waiting.async_update(metadata, values, merge_fn, timeout))
+
+    def get_data(
+        self,
+        metadata: BatchMeta,
+        layout: str | None = None,
+        copy: bool = True,
+        timeout: float | None = None,
+    ) -> TensorDict:
+        return _finished(_waiting.async_get_data(metadata, layout, copy, timeout))
+
+    def clear_samples(self, metadata: BatchMeta, timeout: float | None = None) -> None:
+        return _finished(_waiting.async_clear_samples(metadata, timeout))
+
+    def clear_partition(self, partition_id: str, timeout: float | None = None) -> None:
+        return _finished(_waiting.async_clear_partition(partition_id, timeout))
+
+    def kv_retrieve_meta(
+        self,
+        keys: str | list[str],
+        partition_id: str,
+        create: bool = False,
+        timeout: float | None = None,
+    ) -> BatchMeta:
+        return _finished(_waiting.async_kv_retrieve_meta(keys, partition_id, create, timeout))
+
+    def kv_retrieve_keys(
+        self,
+        global_indexes: int | list[int],
+        partition_id: str,
+        timeout: float | None = None,
+    ) -> list[str | None]:
+        return _finished(_waiting.async_kv_retrieve_keys(global_indexes, partition_id, timeout))
+
+    def kv_list(self, partition_id: str | None = None, timeout: float | None = None) -> dict[str, Any]:
+        return _finished(_waiting.async_kv_list(partition_id, timeout))
+
+    def kv_clear_fields(
+        self,
+        keys: str | list[str],
+        partition_id: str,
+        fields: str | list[str],
+        timeout: float | None = None,
+    ) -> None:
+        return _finished(_waiting.async_kv_clear_fields(keys, partition_id, fields, timeout))
+
+    def set_custom_meta(self, metadata: BatchMeta, timeout: float | None = None) -> None:
+        return _finished(_waiting.async_set_custom_meta(metadata, timeout))
+
+    def get_consumption_status(
+        self,
+        task_name: str,
+        partition_id: str,
+        timeout: float | None = None,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        return _finished(_waiting.async_get_consumption_status(task_name, partition_id, timeout))
+
+    def get_production_status(
+        self,
+        data_fields: list[str],
+        partition_id: str,
+        timeout: float | None = None,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        return _finished(_waiting.async_get_production_status(data_fields, partition_id, timeout))
+
+    def check_consumption_status(self, task_name: str, partition_id: str, timeout: float | None = None) -> bool:
+        return _finished(_waiting.async_check_consumption_status(task_name, partition_id, timeout))
+
+    def check_production_status(self, data_fields: list[str], partition_id: str, timeout: float | None = None) -> bool:
+        return _finished(_waiting.async_check_production_status(data_fields, partition_id, timeout))
+
+    def reset_consumption(self, partition_id: str, task_name: str | None = None, timeout: float | None = None) -> bool:
+        return _finished(_waiting.async_reset_consumption(partition_id, task_name, timeout))
+
+    def get_partition_list(self, timeout: float | None = None) -> list[str]:
+        return _finished(_waiting.async_get_partition_list(timeout))
+
+    def list_units(self, timeout: float | None = None) -> list[UnitInfo]:
+        return _finished(_waiting.async_list_units(timeout))

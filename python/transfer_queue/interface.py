@@ -1,0 +1,507 @@
+"""The public functions: a session, and the key-value interface. Every ``kv_x`` has a twin ``async_kv_x``.
+
+A key names a sample of a partition, a field is a column, a tag is a small dict kept with the key. Unless said otherwise a
+call that fails has changed nothing. Every call takes ``timeout`` in seconds, by default ``client.timeout_s`` of the
+configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tensordict import TensorDict
+
+from transfer_queue import _calls, _requests, _session, config
+from transfer_queue.client import TransferQueueClient, UnitInfo
+from transfer_queue.errors import DeadlineExceededError, NotInitializedError
+from transfer_queue.merge import NativeMerge
+from transfer_queue.metadata import KVBatchMeta
+
+MergeFn = str | NativeMerge | Callable[[Any, Any], Any]
+DataParser = Callable[[dict[str, Any]], dict[str, Any]]
+
+# Handles of this process, where programs written for other releases look for them.
+_TQ_CLIENT: TransferQueueClient | None = None
+_TQ_CONTROLLER: Any = None
+_TQ_STORAGE: Any = None
+
+
+# ---- session --------------------------------------------------------------------------------------------------------
+
+
+def init(conf: Any = None) -> Any:
+    """Start a session, or join the one that runs on this host.
+
+    The first process of a host that calls it owns the session: controller and units run inside it, and its ``close`` or its
+    end is the end of the session. Every other process attaches, and its configuration is ignored.
+
+    Args:
+        conf: dict or DictConfig laid over the packaged ``config.yaml``; unknown keys are kept and ignored.
+
+    Returns:
+        The configuration of the running session, a DictConfig.
+
+    Raises:
+        ValueError: a known key has a wrong type or value, or no sampler has the configured name.
+        UnavailableError: another process is opening the session and does not finish in time (a ConnectionError).
+
+    Example:
+        >>> import transfer_queue as tq
+        >>> conf = tq.init({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}})
+        >>> conf.backend.SimpleStorage.num_data_storage_units
+        1
+        >>> tq.close()
+    """
+    global _TQ_CLIENT
+    session = _session.open_session(config.load(conf))
+    if _TQ_CLIENT is None:
+        _TQ_CLIENT = TransferQueueClient(f"TransferQueueClient_{session.pid}")
+    return session.config
+
+
+def close() -> None:
+    """End the session when this process owns it, and leave it otherwise. Calling it twice is fine."""
+    global _TQ_CLIENT
+    _TQ_CLIENT = None
+    _session.close()
+
+
+def get_client() -> TransferQueueClient:
+    """The low-level client of this process.
+
+    Raises:
+        NotInitializedError: neither ``init`` nor a KV function was called in this process (an AssertionError).
+    """
+    global _TQ_CLIENT
+    if _TQ_CLIENT is None:
+        if not _session.has_session():
+            raise NotInitializedError("this process has no session, call init() first", "get_client")
+        _TQ_CLIENT = TransferQueueClient("TransferQueueClient")
+    return _TQ_CLIENT
+
+
+def get_metrics_endpoint() -> str | None:
+    """``host:port`` of the metrics page, None without a session or without metrics."""
+    if not _session.has_session():
+        return None
+    metrics = _session.current().config.get("metrics") or {}
+    endpoint: str | None = metrics.get("endpoint") if metrics.get("enabled") else None
+    return endpoint
+
+
+def list_units(timeout: float | None = None) -> list[UnitInfo]:
+    """The storage units with their state, memory and limits."""
+    session = _session.current("list_units")
+    return TransferQueueClient().list_units(timeout=_requests.seconds(timeout, session.timeout_s))
+
+
+async def async_list_units(timeout: float | None = None) -> list[UnitInfo]:
+    """Async twin of `list_units`."""
+    return await TransferQueueClient().async_list_units(timeout=timeout)
+
+
+# ---- put ------------------------------------------------------------------------------------------------------------
+
+
+def kv_put(
+    key: str,
+    partition_id: str,
+    fields: Mapping[str, Any] | TensorDict | None = None,
+    tag: dict[str, Any] | None = None,
+    data_parser: DataParser | None = None,
+    timeout: float | None = None,
+) -> KVBatchMeta:
+    """Write fields and a tag of one sample; key and partition are created when they do not exist.
+
+    Args:
+        key: name of the sample.
+        partition_id: its partition.
+        fields: one value per field: a tensor of any shape, or any Python object. Or a TensorDict of batch size [1].
+        tag: merged onto the stored tag.
+        data_parser: see `kv_batch_put`.
+        timeout: seconds.
+
+    Returns:
+        The key, its stored tag, and all fields it has now.
+
+    Raises:
+        InvalidArgumentError: neither fields nor tag, or a value that cannot be stored (a ValueError).
+        SchemaMismatchError: other samples hold a field with another dtype or kind (a ValueError).
+        ResourceExhaustedError: no room within ``put_wait_s`` (a MemoryError).
+    """
+    session = _session.current("kv_put")
+    return _calls.run(session.handle, _requests.kv_put(session, key, partition_id, fields, tag, data_parser, timeout))
+
+
+async def async_kv_put(
+    key: str,
+    partition_id: str,
+    fields: Mapping[str, Any] | TensorDict | None = None,
+    tag: dict[str, Any] | None = None,
+    data_parser: DataParser | None = None,
+    timeout: float | None = None,
+) -> KVBatchMeta:
+    """Async twin of `kv_put`. The values have been copied when the coroutine is first suspended."""
+    session = _session.current("kv_put")
+    call = _requests.kv_put(session, key, partition_id, fields, tag, data_parser, timeout)
+    return await _calls.run_async(session.handle, call)
+
+
+def kv_batch_put(
+    keys: Sequence[str],
+    partition_id: str,
+    fields: TensorDict | None = None,
+    tags: Sequence[dict[str, Any]] | None = None,
+    data_parser: DataParser | None = None,
+    timeout: float | None = None,
+) -> KVBatchMeta:
+    """Write columns and tags of many samples, all or nothing.
+
+    Args:
+        keys: names of the samples, without repetition; row i of every column belongs to ``keys[i]``.
+        partition_id: their partition, created when it does not exist.
+        fields: TensorDict of batch size ``[len(keys)]``: dense or nested tensors, stacks of Python objects.
+        tags: one dict per key, merged onto the stored one.
+        data_parser: called where the data is stored with ``{field: column}``; what it returns is stored instead.
+        timeout: seconds.
+
+    Returns:
+        The keys in their order, their stored tags, and the fields that all of them have.
+
+    Raises:
+        InvalidArgumentError: sizes that do not fit, repeated keys, values that cannot be stored (a ValueError).
+        SchemaMismatchError: other samples hold a field with another dtype or kind (a ValueError).
+        ResourceExhaustedError: no room within ``put_wait_s`` (a MemoryError).
+        FailedError: the parser failed (a RuntimeError).
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> import transfer_queue as tq
+        >>> _ = tq.init()
+        >>> batch = TensorDict({"ids": torch.arange(6).reshape(2, 3)}, batch_size=[2])
+        >>> tq.kv_batch_put(["a", "b"], "train", fields=batch, tags=[{"step": 1}, {"step": 1}]).fields
+        ['ids']
+        >>> tq.kv_batch_get("b", "train")["ids"].unbind()[0]
+        tensor([3, 4, 5])
+        >>> tq.close()
+    """
+    session = _session.current("kv_batch_put")
+    call = _requests.kv_batch_put(session, keys, partition_id, fields, tags, data_parser, timeout)
+    return _calls.run(session.handle, call)
+
+
+async def async_kv_batch_put(
+    keys: Sequence[str],
+    partition_id: str,
+    fields: TensorDict | None = None,
+    tags: Sequence[dict[str, Any]] | None = None,
+    data_parser: DataParser | None = None,
+    timeout: float | None = None,
+) -> KVBatchMeta:
+    """Async twin of `kv_batch_put`. The values have been copied when the coroutine is first suspended."""
+    session = _session.current("kv_batch_put")
+    call = _requests.kv_batch_put(session, keys, partition_id, fields, tags, data_parser, timeout)
+    return await _calls.run_async(session.handle, call)
+
+
+# ---- update ---------------------------------------------------------------------------------------------------------
+
+
+def kv_update(
+    key: str, partition_id: str, fields: Mapping[str, Any], merge_fn: MergeFn, timeout: float | None = None
+) -> KVBatchMeta:
+    """Store ``merge_fn(stored, new)`` in every given field of one sample; see `kv_batch_update`."""
+    session = _session.current("kv_update")
+    return _calls.run(session.handle, _requests.kv_update(session, key, partition_id, fields, merge_fn, timeout))
+
+
+async def async_kv_update(
+    key: str, partition_id: str, fields: Mapping[str, Any], merge_fn: MergeFn, timeout: float | None = None
+) -> KVBatchMeta:
+    """Async twin of `kv_update`."""
+    session = _session.current("kv_update")
+    call = _requests.kv_update(session, key, partition_id, fields, merge_fn, timeout)
+    return await _calls.run_async(session.handle, call)
+
+
+def kv_batch_update(
+    keys: Sequence[str],
+    partition_id: str,
+    fields: TensorDict,
+    merge_fn: MergeFn,
+    timeout: float | None = None,
+) -> KVBatchMeta:
+    """Store ``merge_fn(stored, new)`` in every cell of the samples, computed where the cells lie.
+
+    Applied exactly once, also when a reply is lost, and all or nothing over all samples, fields and units. Updates of one
+    cell happen one after another. Tags and consumption are left alone.
+
+    Args:
+        keys: samples that exist.
+        partition_id: their partition.
+        fields: TensorDict of batch size ``[len(keys)]`` with the new values; every key must have every field.
+        merge_fn: ``"concat"``, ``"add"``, ``"replace"``, ``"max"``, ``"min"`` or an object of ``transfer_queue.merge``,
+            which run in the core; or a callable, which is shipped with cloudpickle and called for every cell with private
+            copies of the stored and the new value. dtype and kind must stay, the shape may change.
+        timeout: seconds; when it is over nothing was changed.
+
+    Raises:
+        WrongTypeError: keys, fields or merge_fn of another type, or empty (a TypeError).
+        NotFoundError: a key does not exist (a ValueError and a KeyError).
+        InvalidArgumentError: a field is not produced by every key, sizes that do not fit (a ValueError).
+        FailedError: merge_fn raised or changed dtype or kind (a RuntimeError).
+    """
+    session = _session.current("kv_batch_update")
+    call = _requests.kv_batch_update(session, keys, partition_id, fields, merge_fn, timeout)
+    return _calls.run(session.handle, call)
+
+
+async def async_kv_batch_update(
+    keys: Sequence[str],
+    partition_id: str,
+    fields: TensorDict,
+    merge_fn: MergeFn,
+    timeout: float | None = None,
+) -> KVBatchMeta:
+    """Async twin of `kv_batch_update`."""
+    session = _session.current("kv_batch_update")
+    call = _requests.kv_batch_update(session, keys, partition_id, fields, merge_fn, timeout)
+    return await _calls.run_async(session.handle, call)
+
+
+# ---- get ------------------------------------------------------------------------------------------------------------
+
+
+def kv_batch_get(
+    keys: str | Sequence[str],
+    partition_id: str,
+    select_fields: str | Sequence[str] | None = None,
+    strict: bool = False,
+    layout: str | None = None,
+    copy: bool = True,
+    timeout: float | None = None,
+) -> TensorDict:
+    """Read fields of samples.
+
+    Rows are in the order of the keys, columns in that of the alphabet. Rows of rank 1 and more come back as one jagged
+    nested tensor, numbers as one dense tensor, Python objects as a stack.
+
+    Args:
+        keys: one key or several; a repeated key is a repeated row. Missing ones are left out.
+        partition_id: their partition.
+        select_fields: fields to read, by default those that every key has. Others are left out.
+        strict: raise for missing keys and fields instead.
+        layout: ``"jagged"``, or ``"dense"`` for plain tensors ``[keys, ...]`` where all rows have one shape; by default
+            ``client.layout`` of the configuration.
+        copy: False returns writable private views of unit memory where possible. A view keeps its memory until the last
+            tensor over it dies; do not keep views over a fork.
+        timeout: seconds.
+
+    Raises:
+        NotFoundError: no key exists, or with strict something is missing (a ValueError and a KeyError).
+        InvalidArgumentError: the keys have no field in common (a ValueError).
+    """
+    session = _session.current("kv_batch_get")
+    call = _requests.kv_batch_get(session, keys, partition_id, select_fields, strict, layout, copy, timeout)
+    return _calls.run(session.handle, call)
+
+
+async def async_kv_batch_get(
+    keys: str | Sequence[str],
+    partition_id: str,
+    select_fields: str | Sequence[str] | None = None,
+    strict: bool = False,
+    layout: str | None = None,
+    copy: bool = True,
+    timeout: float | None = None,
+) -> TensorDict:
+    """Async twin of `kv_batch_get`."""
+    session = _session.current("kv_batch_get")
+    call = _requests.kv_batch_get(session, keys, partition_id, select_fields, strict, layout, copy, timeout)
+    return await _calls.run_async(session.handle, call)
+
+
+def kv_batch_get_by_meta(
+    meta: KVBatchMeta,
+    select_fields: str | Sequence[str] | None = None,
+    strict: bool = False,
+    layout: str | None = None,
+    copy: bool = True,
+    timeout: float | None = None,
+) -> TensorDict:
+    """Read the keys and fields that a put returned; see `kv_batch_get`.
+
+    Raises:
+        InvalidArgumentError: the meta has no partition, or lacks a selected field (a ValueError).
+    """
+    session = _session.current("kv_batch_get_by_meta")
+    fields = _requests.by_meta_fields(meta, select_fields)
+    call = _requests.kv_batch_get(session, meta.keys, meta.partition_id, fields, strict, layout, copy, timeout)
+    return _calls.run(session.handle, call)
+
+
+async def async_kv_batch_get_by_meta(
+    meta: KVBatchMeta,
+    select_fields: str | Sequence[str] | None = None,
+    strict: bool = False,
+    layout: str | None = None,
+    copy: bool = True,
+    timeout: float | None = None,
+) -> TensorDict:
+    """Async twin of `kv_batch_get_by_meta`."""
+    session = _session.current("kv_batch_get_by_meta")
+    fields = _requests.by_meta_fields(meta, select_fields)
+    call = _requests.kv_batch_get(session, meta.keys, meta.partition_id, fields, strict, layout, copy, timeout)
+    return await _calls.run_async(session.handle, call)
+
+
+# ---- list and clear -------------------------------------------------------------------------------------------------
+
+
+def kv_list(
+    partition_id: str | None = None,
+    keys: str | Sequence[str] | None = None,
+    prefix: str | None = None,
+    tags: Mapping[str, Any] | None = None,
+    with_fields: str | Sequence[str] | None = None,
+    timeout: float | None = None,
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Keys and tags, ``{partition: {key: tag}}``, in the order of creation.
+
+    Args:
+        partition_id: one partition, by default all. An unknown one gives ``{}``.
+        keys: only these keys.
+        prefix: only keys that begin with it.
+        tags: only keys whose tag has all these entries.
+        with_fields: only keys that have all these fields.
+        timeout: seconds.
+    """
+    session = _session.current("kv_list")
+    call = _requests.kv_list(session, partition_id, keys, prefix, tags, with_fields, timeout)
+    return _calls.run(session.handle, call)
+
+
+async def async_kv_list(
+    partition_id: str | None = None,
+    keys: str | Sequence[str] | None = None,
+    prefix: str | None = None,
+    tags: Mapping[str, Any] | None = None,
+    with_fields: str | Sequence[str] | None = None,
+    timeout: float | None = None,
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Async twin of `kv_list`."""
+    session = _session.current("kv_list")
+    call = _requests.kv_list(session, partition_id, keys, prefix, tags, with_fields, timeout)
+    return await _calls.run_async(session.handle, call)
+
+
+def kv_clear(
+    keys: str | Sequence[str],
+    partition_id: str,
+    fields: str | Sequence[str] | None = None,
+    timeout: float | None = None,
+) -> None:
+    """Remove samples, or fields of samples. Memory is free when it returns. What does not exist is ignored.
+
+    Args:
+        keys: the samples.
+        partition_id: their partition.
+        fields: only these fields; key, tag, consumption and other fields stay.
+        timeout: seconds.
+    """
+    session = _session.current("kv_clear")
+    _calls.run(session.handle, _requests.kv_clear(session, keys, partition_id, fields, timeout))
+
+
+async def async_kv_clear(
+    keys: str | Sequence[str],
+    partition_id: str,
+    fields: str | Sequence[str] | None = None,
+    timeout: float | None = None,
+) -> None:
+    """Async twin of `kv_clear`."""
+    session = _session.current("kv_clear")
+    await _calls.run_async(session.handle, _requests.kv_clear(session, keys, partition_id, fields, timeout))
+
+
+# ---- wait and watch -------------------------------------------------------------------------------------------------
+
+
+def kv_wait(
+    partition_id: str,
+    keys: str | Sequence[str] | None = None,
+    fields: str | Sequence[str] | None = None,
+    count: int | None = None,
+    tags: Mapping[str, Any] | None = None,
+    timeout: float | None = None,
+) -> KVBatchMeta:
+    """Wait until all ``keys``, or at least ``count`` keys, have all ``fields`` and ``tags``.
+
+    Returns:
+        The keys that were waited for, with their tags and the fields all of them have.
+
+    Raises:
+        DeadlineExceededError: it did not happen in time (a TimeoutError).
+    """
+    session = _session.current("kv_wait")
+    return _calls.run(session.handle, _requests.kv_wait(session, partition_id, keys, fields, count, tags, timeout))
+
+
+async def async_kv_wait(
+    partition_id: str,
+    keys: str | Sequence[str] | None = None,
+    fields: str | Sequence[str] | None = None,
+    count: int | None = None,
+    tags: Mapping[str, Any] | None = None,
+    timeout: float | None = None,
+) -> KVBatchMeta:
+    """Async twin of `kv_wait`."""
+    session = _session.current("kv_wait")
+    call = _requests.kv_wait(session, partition_id, keys, fields, count, tags, timeout)
+    return await _calls.run_async(session.handle, call)
+
+
+class Change(NamedTuple):
+    """One change that `kv_watch` yields.
+
+    Attributes:
+        kind: ``"put"``, ``"update"`` or ``"clear"``.
+        key: the sample.
+        fields: fields that were written or cleared; None when the whole sample was cleared.
+        tags: the tag after the change; None after a clear.
+    """
+
+    kind: str
+    key: str
+    fields: list[str] | None
+    tags: dict[str, Any] | None
+
+
+_WATCH_S = 30.0
+
+
+async def kv_watch(partition_id: str) -> AsyncIterator[Change]:
+    """Yield the changes of samples with keys in a partition, from the first ``anext`` on, in their order.
+
+    Nothing is missed between two reads. The watch ends with ``aclose()`` or the generator's end.
+
+    Raises:
+        ResourceExhaustedError: more than a million changes were not read.
+    """
+    session = _session.current("kv_watch")
+    watch = await _calls.run_async(session.handle, _requests.watch_open(session, partition_id))
+    try:
+        while True:
+            try:
+                changes = await _calls.run_async(session.handle, _requests.watch_next(watch, _WATCH_S))
+            except DeadlineExceededError:
+                continue
+            for change in changes:
+                yield Change(*change)
+    finally:
+        await _calls.run_async(session.handle, _requests.watch_close(session, watch))
+
+
+async_kv_watch = kv_watch
