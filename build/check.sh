@@ -15,7 +15,7 @@ step() {
 format_go() {
     local files
     files=$(find . -path ./.out -prune -o -name '*.go' -print0 | xargs -0r gofmt -l)
-    [ -z "$files" ] || { printf 'gofmt -w is due: %s\n' $files; return 1; }
+    [ -z "$files" ] || { printf 'gofmt -w is due:\n%s\n' "$files"; return 1; }
 }
 
 lint_go() {
@@ -24,7 +24,7 @@ lint_go() {
     if [ ! -x "$lint" ]; then
         say "building golangci-lint $LINT_VERSION"
         folder=$(mktemp -d)
-        (cd "$folder" && GOBIN=$folder GOFLAGS= CGO_ENABLED=0 go install -trimpath -ldflags='-s -w' \
+        (cd "$folder" && GOBIN=$folder GOFLAGS="" CGO_ENABLED=0 go install -trimpath -ldflags='-s -w' \
             "github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$LINT_VERSION" 2>"$folder/log") ||
             { cat "$folder/log"; rm -rf "$folder"; return 1; }
         mkdir -p "$CACHE/bin"

@@ -1,9 +1,10 @@
+# shellcheck shell=bash
 # Sourced by the other scripts of this folder: finds or installs everything a build, a test run or the demo needs.
 #
-# Afterwards $PY is a Python that has the dependencies and this checkout installed, go is in PATH, and $ROOT, $OUT, $CACHE
-# are the checkout, its ignored outputs, and what all checkouts of a user share ($TQ_CACHE, or transferqueue in
-# $XDG_CACHE_HOME or ~/.cache): one environment with torch and the tools, gigabytes large, which is filled once. A second run
-# compares two stamps and is done.
+# Afterwards $PY is a Python that has the dependencies, and after build_core this checkout too; go is in PATH; and $ROOT,
+# $OUT, $CACHE are the checkout, its ignored outputs, and what all checkouts of a user share ($TQ_CACHE, or transferqueue
+# in $XDG_CACHE_HOME or ~/.cache): one environment with torch and the tools, gigabytes large, which is filled once. A
+# second run compares stamps and is done.
 
 set -euo pipefail
 
@@ -20,8 +21,9 @@ die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 apt_install() {
     local purpose=$1
     shift
-    [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null ||
+    if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
         die "$purpose is missing. As root: apt-get install $*"
+    fi
     say "installing $*"
     export DEBIAN_FRONTEND=noninteractive
     apt-get update -qq >&2 || say "apt-get update failed, trying with the lists at hand"
@@ -113,25 +115,32 @@ need_base() {
     exec 9>&-
 }
 
-# The checkout's own environment: sees the shared one, and has this checkout installed in place.
+# The checkout's own environment, which sees the shared one.
 need_venv() {
     local base=$CACHE/base stamp
-    stamp=$(cd "$ROOT" && { echo "$base"; "$base/bin/python" --version; cat setup.py setup.cfg pyproject.toml \
-        python/transfer_queue/version/version; } | sha256sum | cut -c 1-16)
+    stamp=$(printf '%s\n' "$base" "$("$base/bin/python" --version)" | fingerprint)
     [ "$(cat "$OUT/venv/stamp" 2>/dev/null)" = "$stamp" ] && "$PY" -c '' 2>/dev/null && return
-    say "installing this checkout into $OUT/venv"
     mkdir -p "$OUT"
     "$base/bin/python" -m venv --clear --without-pip "$OUT/venv"
     "$base/bin/python" - "$("$PY" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth" <<'PYTHON'
 import pathlib, sys, sysconfig
 pathlib.Path(sys.argv[1]).write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
 PYTHON
-    "$PY" -m pip install -q --no-deps --no-build-isolation -e "$ROOT" >&2 || die "pip install -e . failed"
     echo "$stamp" >"$OUT/venv/stamp"
 }
 
-# Builds python/transfer_queue/_core.so; Go decides whether there is anything to do.
-build_core() { (cd "$ROOT" && "$PY" setup.py -q build_ext --inplace >&2); }
+# Builds python/transfer_queue/_core.so, where Go decides whether there is anything to do, and installs the checkout in place.
+build_core() {
+    local stamp
+    stamp=$(cd "$ROOT" && fingerprint setup.py setup.cfg pyproject.toml python/transfer_queue/version/version)
+    if [ "$(cat "$OUT/venv/installed" 2>/dev/null)" = "$stamp" ]; then
+        (cd "$ROOT" && "$PY" setup.py -q build_ext --inplace >&2)
+        return
+    fi
+    say "installing this checkout into $OUT/venv"
+    "$PY" -m pip install -q --no-deps --no-build-isolation -e "$ROOT" >&2 || return
+    echo "$stamp" >"$OUT/venv/installed"
+}
 
 need_system
 need_go

@@ -42,7 +42,7 @@ part() {
 # logged <log> <command>...: shows the output and keeps it. The command stays in the foreground and has no pipe: background
 # jobs of a script ignore Ctrl-C, and a pipe ends only when the last left-over child does.
 logged() {
-    local log=$LOGS/$1 status=0 viewer
+    local log=$LOGS/$1 status=0 viewer # called by part, where set -e does not act
     shift
     mkdir -p "$LOGS"
     : >"$log"
@@ -50,7 +50,8 @@ logged() {
     viewer=$!
     "$@" >"$log" 2>&1 || status=$?
     sleep 0.5
-    kill "$viewer" && wait "$viewer" 2>/dev/null || true
+    kill "$viewer" 2>/dev/null
+    wait "$viewer" 2>/dev/null
     return $status
 }
 
@@ -85,19 +86,22 @@ test_cases() {
     TMPDIR=$SCRATCH logged cases.log "$PY" build/cases.py .out/cases
 }
 
-parts=${*:-check go boundary tests cases}
+parts="build ${*:-check go boundary tests cases}"
 rm -rf "$LOGS"
-say build
-build_core
+part build build_core
+built=${#failed[@]}
 part check bash build/check.sh
 part go test_go
-part boundary test_boundary
-part tests test_python
-part cases test_cases
+if [ "$built" = 0 ]; then
+    part boundary test_boundary
+    part tests test_python
+    part cases test_cases
+fi
 
 echo
 printf '%s\n' "${report[@]}"
 [ ${#failed[@]} = 0 ] || echo "failed: ${failed[*]}"
+[ "$built" = 0 ] || echo "not run without a library: boundary, tests, cases"
 for log in tests cases; do
     [ ! -s "$LOGS/$log.log" ] || tail -n 1 "$LOGS/$log.log"
 done
