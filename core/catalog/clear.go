@@ -1,0 +1,189 @@
+package catalog
+
+import (
+	"slices"
+
+	"transferqueue/core/internal/bitset"
+	"transferqueue/core/schema"
+)
+
+// Clearing is work for the units: cells to delete. The catalog shows none of them any more.
+type Clearing struct {
+	Partition string
+	Samples   []schema.Sample
+	Units     []uint32 // of each sample
+	Fields    []string // nil: all cells of the samples
+	Events    []Event
+
+	whole bool // the partition goes too
+}
+
+// StartClearKeys makes samples disappear: their keys, tags, cells and consumption. When the units have deleted the cells,
+// FinishClear releases the indexes; when a unit failed, the same clear later finds the same samples again. Until then they
+// count as samples of their units. What does not exist is ignored.
+func (c *Catalog) StartClearKeys(partition string, keys []string) *Clearing {
+	p := c.partitions[partition]
+	if p == nil {
+		return &Clearing{Partition: partition}
+	}
+	var active, again []int64
+	for _, key := range keys {
+		if i, ok := p.byKey[key]; ok {
+			active = append(active, i)
+		}
+		again = append(again, p.clearingKeys[key]...)
+	}
+	return c.startClear(p, active, again)
+}
+
+// StartClearSamples is StartClearKeys for samples. Those that are only reserved are released at once.
+func (c *Catalog) StartClearSamples(partition string, samples []schema.Sample) *Clearing {
+	p := c.partitions[partition]
+	if p == nil {
+		return &Clearing{Partition: partition}
+	}
+	var active, again []int64
+	for _, s := range samples {
+		switch {
+		case s.Index < 0 || c.generations.get(s.Index)+1 != s.Generation:
+		case p.clearing.Has(s.Index):
+			again = append(again, s.Index)
+		case p.active.Has(s.Index):
+			active = append(active, s.Index)
+		case p.owned.Remove(s.Index):
+			c.release(s.Index)
+		}
+	}
+	return c.startClear(p, active, again)
+}
+
+// StartClearPartition makes all samples of a partition disappear, and forgets its fields and tasks. FinishClear then
+// removes the partition, unless somebody has written to it since.
+func (c *Catalog) StartClearPartition(partition string) *Clearing {
+	p := c.partitions[partition]
+	if p == nil {
+		return &Clearing{Partition: partition}
+	}
+	cl := c.startClear(p, p.active.Members(nil), p.clearing.Members(nil))
+	cl.whole = true
+	p.fields, p.ordered, p.sorted = map[string]*field{}, nil, nil
+	clear(p.consumed)
+	return cl
+}
+
+// startClear hides active samples and returns them with those that are hidden already. Indexes may repeat.
+func (c *Catalog) startClear(p *partition, active, again []int64) *Clearing {
+	active, again = unique(active), unique(again)
+	cl := &Clearing{Partition: p.name}
+	for _, i := range append(slices.Clone(active), again...) {
+		cl.Samples = append(cl.Samples, c.sample(i))
+		cl.Units = append(cl.Units, c.home(i).id)
+	}
+	rows := bitset.NewMask(active)
+	p.owned.RemoveAll(rows)
+	p.active.RemoveAll(rows)
+	p.clearing.AddAll(rows)
+	for _, f := range p.ordered {
+		if held := f.has.Intersect(rows); len(held) > 0 {
+			f.erase(held)
+		}
+	}
+	for _, done := range p.consumed {
+		done.RemoveAll(rows)
+	}
+	for _, i := range active {
+		c.tags.clear(i)
+		if key, ok := c.keyOf(p, i); ok {
+			p.unregister(key, i)
+			if p.clearingKeys == nil {
+				p.clearingKeys = map[string][]int64{}
+			}
+			p.clearingKeys[key] = append(p.clearingKeys[key], i)
+			cl.Events = append(cl.Events, Event{Kind: EventClear, Key: key})
+		}
+	}
+	return cl
+}
+
+// unique drops repeated indexes and keeps the order.
+func unique(indexes []int64) []int64 {
+	var seen bitset.Set
+	return slices.DeleteFunc(indexes, func(i int64) bool { return !seen.Add(i) })
+}
+
+// FinishClear releases the indexes of a clear whose cells are deleted; those that somebody released already are ignored.
+// It has nothing to do for a clear of fields.
+func (c *Catalog) FinishClear(cl *Clearing) {
+	p := c.partitions[cl.Partition]
+	if p == nil || cl.Fields != nil {
+		return
+	}
+	for _, s := range cl.Samples {
+		if p.clearing.Has(s.Index) && c.generations.get(s.Index)+1 == s.Generation {
+			c.finish(p, s.Index)
+		}
+	}
+	if cl.whole && p.active.Count() == 0 && p.clearing.Count() == 0 {
+		c.remove(p)
+	}
+}
+
+// finish releases one index that is clearing.
+func (c *Catalog) finish(p *partition, i int64) {
+	p.clearing.Remove(i)
+	key := c.keys.get(i)
+	if left := slices.DeleteFunc(p.clearingKeys[key], func(other int64) bool { return other == i }); len(left) > 0 {
+		p.clearingKeys[key] = left
+	} else {
+		delete(p.clearingKeys, key)
+	}
+	c.keys.clear(i)
+	c.slotSamples[c.slots.get(i)]--
+	c.home(i).samples--
+	c.release(i)
+}
+
+// ClearFields makes cells disappear: those that exist of the given fields of the given keys and samples. Keys, tags,
+// consumption and other fields stay. It is complete when it returns; what the units delete afterwards is only memory.
+func (c *Catalog) ClearFields(partition string, keys []string, samples []schema.Sample, fields []string) *Clearing {
+	cl := &Clearing{Partition: partition, Fields: []string{}}
+	p := c.partitions[partition]
+	if p == nil {
+		return cl
+	}
+	indexes := p.find(keys)
+	for _, s := range samples {
+		if c.owns(p, s) {
+			indexes = append(indexes, s.Index)
+		}
+	}
+	indexes = unique(indexes)
+	rows := bitset.NewMask(indexes)
+	cleared := map[int64][]string{}
+	for _, name := range distinct(fields) {
+		f := p.fields[name]
+		if f == nil {
+			continue
+		}
+		held := f.has.Intersect(rows)
+		if len(held) == 0 {
+			continue
+		}
+		cl.Fields = append(cl.Fields, f.name)
+		for i := range held.All() {
+			cleared[i] = append(cleared[i], f.name)
+		}
+		f.erase(held)
+	}
+	for _, i := range indexes {
+		if cleared[i] == nil {
+			continue
+		}
+		cl.Samples = append(cl.Samples, c.sample(i))
+		cl.Units = append(cl.Units, c.home(i).id)
+		if key, ok := c.keyOf(p, i); ok {
+			cl.Events = append(cl.Events, Event{Kind: EventClear, Key: key, Fields: cleared[i]})
+		}
+	}
+	return cl
+}

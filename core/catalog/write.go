@@ -1,0 +1,266 @@
+package catalog
+
+import (
+	"hash/maphash"
+	"slices"
+
+	"transferqueue/core/internal/bitset"
+	"transferqueue/core/schema"
+	"transferqueue/core/tqerr"
+)
+
+// Write is a batch of rows to write: columns, tags, or both, or neither to make samples that have nothing yet.
+type Write struct {
+	Partition string
+	// Exactly one of these names the rows.
+	Keys    []string        // samples by key; those that do not exist are created, but for an update
+	Samples []schema.Sample // samples that exist
+	Insert  int             // this many new samples without a key
+
+	Columns []schema.Column // valid ones; of an update: to Check the new values, to Apply what is stored
+	Tags    [][]byte        // nil, or per row a msgpack map that is merged onto the stored one, or nothing
+	Update  bool            // rows and fields must exist already
+}
+
+// Applied is what a write did. Its rows are those of the write.
+type Applied struct {
+	Samples []schema.Sample
+	Fields  []string // sorted, those that all rows have
+	Tags    [][]byte // as stored
+	Events  []Event
+}
+
+// Event is one change of a sample that has a key.
+type Event struct {
+	Kind   string // EventPut, EventUpdate or EventClear
+	Key    string
+	Fields []string // that were written or cleared; nil for a whole sample that was cleared
+	Tags   []byte   // as stored, nil for a clear
+}
+
+// The kinds of events.
+const (
+	EventPut    = "put"
+	EventUpdate = "update"
+	EventClear  = "clear"
+)
+
+// newRow stands for the index of a row that does not exist yet.
+const newRow = -1
+
+// plan is a write that was found valid.
+type plan struct {
+	p      *partition // nil: does not exist yet
+	rows   []int64    // index of each row, or newRow
+	places bitset.Mask
+}
+
+// Check validates a write without changing anything and says where each row lives: the unit of an existing sample, NoUnit
+// for a new one. Read-only.
+//
+// Errors: InvalidArgument for a batch that contradicts itself, SampleGone for a sample that was cleared, NotFound for a key
+// to update, SchemaMismatch for a column that other samples hold with another type.
+func (c *Catalog) Check(w *Write) ([]uint32, error) {
+	pl, err := c.plan(w)
+	if err != nil {
+		return nil, err
+	}
+	if !w.Update {
+		if err := pl.admit(w); err != nil {
+			return nil, err
+		}
+	}
+	units := make([]uint32, len(pl.rows))
+	for i, index := range pl.rows {
+		units[i] = c.unitID(pl.p, index)
+	}
+	return units, nil
+}
+
+// unitID returns the unit of a row, NoUnit for one that has never been written.
+func (c *Catalog) unitID(p *partition, index int64) uint32 {
+	if index == newRow || !p.active.Has(index) {
+		return NoUnit
+	}
+	return c.home(index).id
+}
+
+// plan finds the rows of a write and validates everything that does not depend on the types of columns.
+func (c *Catalog) plan(w *Write) (*plan, error) {
+	n, err := w.size()
+	if err != nil {
+		return nil, err
+	}
+	if err := w.checkColumns(n); err != nil {
+		return nil, err
+	}
+	if err := checkTags(w.Tags, n); err != nil {
+		return nil, err
+	}
+	pl := &plan{p: c.partitions[w.Partition], rows: make([]int64, n)}
+	switch {
+	case w.Keys != nil:
+		err = pl.findKeys(w)
+	case w.Samples != nil:
+		err = c.findSamples(pl, w)
+	default:
+		for i := range pl.rows {
+			pl.rows[i] = newRow
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	pl.places = existing(pl.rows)
+	if w.Update {
+		return pl, pl.updatable(w)
+	}
+	return pl, nil
+}
+
+// existing is the mask of the rows that are not new.
+func existing(rows []int64) bitset.Mask {
+	if !slices.Contains(rows, newRow) {
+		return bitset.NewMask(rows)
+	}
+	return bitset.NewMask(slices.DeleteFunc(slices.Clone(rows), func(i int64) bool { return i == newRow }))
+}
+
+// size returns the number of rows.
+func (w *Write) size() (int, error) {
+	given := 0
+	for _, is := range [...]bool{w.Keys != nil, w.Samples != nil, w.Insert != 0} {
+		if is {
+			given++
+		}
+	}
+	if given != 1 {
+		return 0, tqerr.New(tqerr.InvalidArgument, "rows are named in %d ways, want one of keys, samples and a number", given)
+	}
+	n := max(len(w.Keys), len(w.Samples), w.Insert)
+	if n < 1 {
+		return 0, tqerr.New(tqerr.InvalidArgument, "%d rows, want at least 1", min(w.Insert, 0))
+	}
+	if w.Update && w.Insert != 0 {
+		return 0, tqerr.New(tqerr.InvalidArgument, "an update needs rows that exist")
+	}
+	return n, nil
+}
+
+func (w *Write) checkColumns(rows int) error {
+	for i := range w.Columns {
+		col := &w.Columns[i]
+		if col.Rows != rows {
+			return tqerr.New(tqerr.InvalidArgument, "field %q: %d rows, want %d", col.Field, col.Rows, rows)
+		}
+		for k := range i {
+			if w.Columns[k].Field == col.Field {
+				return tqerr.New(tqerr.InvalidArgument, "field %q is given twice", col.Field)
+			}
+		}
+	}
+	return nil
+}
+
+func (pl *plan) findKeys(w *Write) error {
+	if twice := repeated(w.Keys); twice != nil {
+		return tqerr.New(tqerr.InvalidArgument, "partition %q: Got duplicated keys: %s", w.Partition, quoted(twice, fewNames))
+	}
+	var missing []string
+	for i, key := range w.Keys {
+		index, ok := int64(newRow), false
+		if pl.p != nil {
+			index, ok = pl.p.byKey[key]
+		}
+		if !ok {
+			index = newRow
+			if w.Update {
+				missing = append(missing, key)
+			}
+		}
+		pl.rows[i] = index
+	}
+	if missing != nil {
+		return keysNotFound(w.Partition, pl.p, missing, fewNames)
+	}
+	return nil
+}
+
+func (c *Catalog) findSamples(pl *plan, w *Write) error {
+	for i, s := range w.Samples {
+		if !c.owns(pl.p, s) {
+			return c.gone(w.Partition, pl.p, s)
+		}
+		pl.rows[i] = s.Index
+	}
+	sorted := slices.Sorted(slices.Values(pl.rows))
+	for i := 1; i < len(sorted); i++ {
+		if sorted[i] == sorted[i-1] {
+			return tqerr.New(tqerr.InvalidArgument, "partition %q: sample %d is given twice", w.Partition, sorted[i])
+		}
+	}
+	return nil
+}
+
+// updatable checks that every row has the fields to update.
+func (pl *plan) updatable(w *Write) error {
+	var lacking []string
+	for i := range w.Columns {
+		name := w.Columns[i].Field
+		if f := pl.p.fields[name]; f == nil || !f.has.HasAll(pl.places) {
+			lacking = append(lacking, name)
+		}
+	}
+	if lacking == nil {
+		return nil
+	}
+	slices.Sort(lacking)
+	return tqerr.New(tqerr.InvalidArgument, "partition %q: fields not produced by every sample: %s", w.Partition, quoted(lacking, allNames))
+}
+
+// admit checks the types of the columns.
+func (pl *plan) admit(w *Write) error {
+	if pl.p == nil {
+		return nil
+	}
+	for i := range w.Columns {
+		if f := pl.p.fields[w.Columns[i].Field]; f != nil {
+			if err := f.admits(w.Partition, &w.Columns[i], pl.places); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+var hashSeed = maphash.MakeSeed()
+
+// repeated returns the keys that occur more than once. An open table of positions is several times cheaper than a map.
+func repeated(keys []string) (twice []string) {
+	size := 4
+	for size < 2*len(keys) {
+		size *= 2
+	}
+	table := make([]int32, size) // one more than the position of a key
+	for i, key := range keys {
+		at := maphash.String(hashSeed, key) & uint64(size-1)
+		for ; table[at] != 0; at = (at + 1) & uint64(size-1) {
+			if keys[table[at]-1] == key {
+				if !slices.Contains(twice, key) {
+					twice = append(twice, key)
+				}
+				break
+			}
+		}
+		table[at] = int32(i + 1)
+	}
+	return twice
+}
+
+// keysNotFound names keys that a partition lacks, or the partition when it does not exist.
+func keysNotFound(partition string, p *partition, keys []string, limit int) error {
+	if p == nil {
+		return tqerr.New(tqerr.NotFound, "keys or partition were not found! There is no partition %q to have keys %s", partition, quoted(keys, limit))
+	}
+	return tqerr.New(tqerr.NotFound, "partition %q: keys were not found: %s", partition, quoted(keys, limit))
+}
