@@ -1,4 +1,4 @@
-"""A wheel built from the tracked files: what is in it, and that it works without Go, compiler and torch."""
+"""A wheel built from the files that git does not ignore, and used without Go, compiler and torch."""
 
 from __future__ import annotations
 
@@ -54,8 +54,16 @@ def pythons() -> dict[str, Path]:
 PYTHONS = pythons()
 
 
-def copy_tracked(root: Path, target: Path) -> None:
-    command = ["git", "-c", "safe.directory=*", "ls-files", "-z"]  # the checkout may belong to another user
+def copy_sources(root: Path, target: Path) -> None:
+    command = [
+        "git",
+        "-c",
+        "safe.directory=*",
+        "ls-files",
+        "-z",
+        "-co",
+        "--exclude-standard",
+    ]  # the checkout may belong to another user
     listing = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
     for name in filter(None, listing.split("\0")):
         if (root / name).is_file():
@@ -66,7 +74,7 @@ def copy_tracked(root: Path, target: Path) -> None:
 @pytest.fixture(scope="module")
 def source(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("source")
-    copy_tracked(root, folder)
+    copy_sources(root, folder)
     return folder
 
 
