@@ -1,0 +1,867 @@
+"""Descriptions of samples that travel between processes instead of the samples.
+
+`BatchMeta` names rows by global index, `KVBatchMeta` by key. Both are plain values: they hold no connection, pickle
+well, and every selection is a new object.
+
+A `BatchMeta` looks like a list of per-sample dictionaries but is stored by column, because a batch of 100,000 samples
+must be split in milliseconds. What differs per sample and is rarely looked at (shapes of ragged fields, tags) is built
+when it is asked for.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+import torch
+
+from transfer_queue._field_schema import FieldSchema, Pick
+
+if TYPE_CHECKING:
+    from tensordict import TensorDictBase
+
+__all__ = ["BatchMeta", "FieldSchema", "KVBatchMeta", "SampleView"]
+
+_log = logging.getLogger(__name__)
+
+# Values that a copy may share: a dict of these needs no deep copy.
+_ATOMS = frozenset({str, int, float, bool, bytes, complex, type(None)})
+
+
+def _positions(rows: Any, size: int, what: str) -> list[int]:
+    """Positions in a batch as a list of ints, all inside it."""
+    if isinstance(rows, torch.Tensor | np.ndarray):
+        rows = rows.tolist()
+    out = list(map(operator.index, rows))
+    if out and not (min(out) >= 0 and max(out) < size):
+        outside = next(row for row in out if not 0 <= row < size)
+        raise ValueError(f"{what}: index {outside} is outside of a batch of {size} samples")
+    return out
+
+
+def _chunk_slices(size: int, chunks: int) -> list[slice]:
+    """Splits ``size`` rows so that the first parts have one row more. ZeroDivisionError for no parts."""
+    if chunks < 0:
+        raise ValueError(f"chunk: number of chunks is {chunks}, want at least 1")
+    each, more = divmod(size, chunks)
+    if chunks > size:
+        _log.warning("chunk: %d chunks of %d samples, some are empty", chunks, size)
+    ends = [(part + 1) * each + min(part + 1, more) for part in range(chunks)]
+    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _deep(value: Any) -> Any:
+    """`copy.deepcopy` that is quick for the flat dicts that tags usually are."""
+    if type(value) is dict and _ATOMS.issuperset(map(type, value.values())):
+        return value.copy()
+    return copy.deepcopy(value)
+
+
+def _equal(left: Any, right: Any) -> bool:
+    """Equality that also answers for tensors and arrays."""
+    if left is right:
+        return True
+    try:
+        return bool(left == right)
+    except (ValueError, RuntimeError, TypeError):
+        try:
+            return bool(np.array_equal(np.asarray(left), np.asarray(right)))
+        except (ValueError, RuntimeError, TypeError):
+            return False
+
+
+def _merge_extra_info(infos: Iterable[Mapping[str, Any] | None]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for info in infos:
+        for key, value in (info or {}).items():
+            if key in out and not _equal(out[key], value):
+                raise ValueError(f"concat: extra_info {key!r} has conflicting values: {out[key]!r} and {value!r}")
+            out[key] = value
+    return out
+
+
+def _wrong_length(what: str, got: int, want: int) -> ValueError:
+    return ValueError(f"batch meta: {got} {what} for {want} samples")
+
+
+class BatchMeta:
+    """Samples of a batch by global index: what they hold, whether they are ready, and the user's tags.
+
+    Args:
+        global_indexes: index of every sample.
+        partition_ids: partition of every sample.
+        field_schema: name -> ``{dtype, shape, is_nested, is_non_tensor[, per_sample_shapes]}``; the shape of a number
+            is ``()``.
+        production_status: int8[samples], 1 where all fields are ready; zeros when not given.
+        extra_info: anything about the batch as a whole.
+        custom_meta: a dict of tags per sample.
+
+    Raises:
+        ValueError: arguments disagree in length.
+
+    All arguments are copied (dicts one level deep). The length is the number of samples, so an empty one is falsy.
+    """
+
+    __slots__ = (
+        "_backend_meta",
+        "_fields",
+        "_generations",
+        "_ready",
+        "_tags",
+        "_tags_out",
+        "_tags_shared",
+        "extra_info",
+        "global_indexes",
+        "partition_ids",
+        "production_status",
+    )
+
+    global_indexes: list[int]
+    partition_ids: list[str]
+    production_status: np.ndarray[Any, np.dtype[np.int8]]
+    extra_info: dict[str, Any]
+    # Tells a sample from an earlier one with the same index. int64[samples].
+    _generations: np.ndarray[Any, np.dtype[np.int64]]
+    _fields: dict[str, FieldSchema]
+    # Tags are copied late. None: no sample has any. Shared: another batch may hold the same dicts, so they are copied
+    # before the user gets to see them. Out: the user has seen them, so another batch gets copies at once.
+    _tags: list[dict[str, Any]] | None
+    _tags_shared: bool
+    _tags_out: bool
+    _backend_meta: list[dict[str, Any]] | None
+    _ready: bool
+
+    def __init__(
+        self,
+        global_indexes: Sequence[int] | None = None,
+        partition_ids: Sequence[str] | None = None,
+        field_schema: Mapping[str, Mapping[str, Any]] | None = None,
+        production_status: Any = None,
+        extra_info: dict[str, Any] | None = None,
+        custom_meta: Sequence[Mapping[str, Any]] | None = None,
+        _custom_backend_meta: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.global_indexes = list(global_indexes or [])
+        self.partition_ids = list(partition_ids or [])
+        size = len(self.global_indexes)
+        if len(self.partition_ids) != size:
+            raise _wrong_length("partition_ids", len(self.partition_ids), size)
+        if production_status is None:
+            self.production_status = np.zeros(size, dtype=np.int8)
+        else:
+            self.production_status = np.array(production_status, dtype=np.int8).reshape(-1)
+            if len(self.production_status) != size:
+                raise _wrong_length("values of production_status", len(self.production_status), size)
+        self._fields = {}
+        self._set_fields({name: FieldSchema.from_dict(one) for name, one in (field_schema or {}).items()})
+        self.extra_info = dict(extra_info or {})
+        self._generations = np.zeros(size, dtype=np.int64)
+        self._tags = _per_sample_dicts("custom_meta", custom_meta, size)
+        self._tags_shared, self._tags_out = False, False
+        self._backend_meta = _per_sample_dicts("_custom_backend_meta", _custom_backend_meta, size)
+        self._refresh_ready()
+
+    @classmethod
+    def _make(
+        cls,
+        indexes: list[int],
+        partition_ids: list[str],
+        generations: np.ndarray[Any, np.dtype[np.int64]],
+        fields: dict[str, FieldSchema],
+        status: np.ndarray[Any, np.dtype[np.int8]],
+        extra_info: dict[str, Any] | None = None,
+    ) -> BatchMeta:
+        """Takes ready parts without a copy or a check; tags are set by the caller."""
+        self = cls.__new__(cls)
+        self.global_indexes, self.partition_ids, self._generations = indexes, partition_ids, generations
+        self._fields, self.production_status = fields, status
+        self.extra_info = {} if extra_info is None else extra_info
+        self._tags, self._tags_shared, self._tags_out, self._backend_meta = None, False, False, None
+        self._refresh_ready()
+        return self
+
+    @classmethod
+    def _from_reply(
+        cls,
+        indexes: Any,
+        generations: Any,
+        partition_id: str,
+        columns: Iterable[tuple[str, FieldSchema]],
+        status: Any,
+        tags: list[dict[str, Any]] | None = None,
+    ) -> BatchMeta:
+        """Batch from a server's reply.
+
+        Args:
+            indexes: list, array or bytes of int64[samples].
+            generations: the same.
+            partition_id: partition of all samples.
+            columns: (field, schema) pairs.
+            status: bytes or array of int8[samples]; None when all are ready.
+            tags: one dict per sample, which now belong to this batch; None when there are none.
+        """
+        numbers = _int64s(indexes)
+        size = len(numbers)
+        if status is None:
+            ready = np.ones(size, dtype=np.int8)
+        elif isinstance(status, bytes | bytearray | memoryview):
+            ready = np.frombuffer(status, dtype=np.int8).copy()
+        else:
+            ready = np.array(status, dtype=np.int8)
+        made = cls._make(
+            indexes if type(indexes) is list else numbers.tolist(),
+            [partition_id] * size,
+            _int64s(generations),
+            dict(columns),
+            ready,
+        )
+        made._tags = tags if tags and any(tags) else None
+        return made
+
+    # ---- what it is -------------------------------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """Number of samples."""
+        return len(self.global_indexes)
+
+    def __len__(self) -> int:
+        return len(self.global_indexes)
+
+    @property
+    def field_names(self) -> list[str]:
+        """Names of the fields, sorted."""
+        return sorted(self._fields)
+
+    @property
+    def field_schema(self) -> dict[str, dict[str, Any]]:
+        """Field -> ``{dtype, shape, is_nested, is_non_tensor[, per_sample_shapes]}``, built on every access."""
+        return {name: field.to_dict(self.size) for name, field in self._fields.items()}
+
+    @field_schema.setter
+    def field_schema(self, schema: Mapping[str, Mapping[str, Any]]) -> None:
+        fields = {name: FieldSchema.from_dict(one) for name, one in schema.items()}
+        self._check_fields(fields)
+        self._fields = fields
+
+    @property
+    def is_ready(self) -> bool:
+        """True when there are samples and all are ready. Not computed again after `production_status` was edited."""
+        return self._ready
+
+    @property
+    def custom_meta(self) -> list[dict[str, Any]]:
+        """The tags of every sample; dicts and list may be edited."""
+        if self._tags is None:
+            self._tags = [{} for _ in self.global_indexes]
+        elif self._tags_shared:
+            self._tags = list(map(dict.copy, self._tags))
+        self._tags_shared, self._tags_out = False, True
+        return self._tags
+
+    @custom_meta.setter
+    def custom_meta(self, tags: list[dict[str, Any]]) -> None:
+        self._tags, self._tags_shared, self._tags_out = tags, False, True
+
+    @property
+    def _custom_backend_meta(self) -> list[dict[str, Any]]:
+        if self._backend_meta is None:
+            self._backend_meta = [{} for _ in self.global_indexes]
+        return self._backend_meta
+
+    @_custom_backend_meta.setter
+    def _custom_backend_meta(self, meta: list[dict[str, Any]]) -> None:
+        self._backend_meta = meta
+
+    @property
+    def samples(self) -> Sequence[SampleView]:
+        """Read-only views of the samples."""
+        return _Samples(self)
+
+    def get_dtypes(self, field_name: str) -> list[torch.dtype | None]:
+        """The dtype of every sample in a field.
+
+        Raises:
+            KeyError: there is no such field.
+        """
+        return [self._field(field_name).dtype] * self.size
+
+    def get_shapes(self, field_name: str) -> list[Any]:
+        """The shape of every sample in a field.
+
+        Raises:
+            KeyError: there is no such field.
+        """
+        return self._field(field_name).shapes(self.size)
+
+    def _field(self, name: str) -> FieldSchema:
+        try:
+            return self._fields[name]
+        except KeyError:
+            raise KeyError(f"field {name!r} is not in {self.field_names}") from None
+
+    def __repr__(self) -> str:
+        ready = "ready" if self._ready else "not ready"
+        return f"BatchMeta({self.size} samples, fields={self.field_names}, {ready})"
+
+    # ---- fields -----------------------------------------------------------------------------------------------------
+
+    def add_fields(self, tensor_dict: TensorDictBase, set_all_ready: bool = True) -> BatchMeta:
+        """Adds the fields of a TensorDict in place, described by its values.
+
+        Args:
+            tensor_dict: one row per sample.
+            set_all_ready: mark every sample as ready.
+
+        Returns:
+            This object.
+
+        Raises:
+            ValueError: the number of rows is not the number of samples, or a value cannot be stored.
+        """
+        rows = tensor_dict.batch_size[0] if tensor_dict.batch_size else 0
+        if rows == 0:
+            _log.warning("add_fields: the data has no rows, nothing was added")
+            return self
+        if rows != self.size:
+            raise ValueError(f"add_fields: {rows} rows of data for {self.size} samples")
+        from transfer_queue._columns import pack_table
+
+        return self._apply_columns(pack_table(tensor_dict).schemas(), set_all_ready)
+
+    def apply_field_schema(
+        self, field_schema: Mapping[str, Mapping[str, Any]], set_all_ready: bool = True
+    ) -> BatchMeta:
+        """Adds or replaces fields in place, given as in the constructor.
+
+        Raises:
+            ValueError: per-sample shapes that are not one per sample.
+        """
+        return self._apply_columns(
+            [(name, FieldSchema.from_dict(one)) for name, one in field_schema.items()], set_all_ready
+        )
+
+    def _apply_columns(self, columns: Iterable[tuple[str, FieldSchema]], set_all_ready: bool = True) -> BatchMeta:
+        self._set_fields(dict(columns))
+        if set_all_ready:
+            self.production_status[:] = 1
+        self._refresh_ready()
+        return self
+
+    def _set_fields(self, fields: dict[str, FieldSchema]) -> None:
+        self._check_fields(fields)
+        self._fields = {**self._fields, **fields}
+
+    def _check_fields(self, fields: Mapping[str, FieldSchema]) -> None:
+        for name, field in fields.items():
+            if field.rows is not None and field.rows != self.size:
+                raise ValueError(f"batch meta: field {name!r}: {field.rows} per_sample_shapes for {self.size} samples")
+
+    def _refresh_ready(self) -> None:
+        self._ready = bool(self.global_indexes) and bool((self.production_status == 1).all())
+
+    # ---- extra_info and tags ----------------------------------------------------------------------------------------
+
+    def get_extra_info(self, key: str, default: Any = None) -> Any:
+        """The value of ``key``, or ``default``."""
+        return self.extra_info.get(key, default)
+
+    def set_extra_info(self, key: str, value: Any) -> None:
+        """Sets one value."""
+        self.extra_info[key] = value
+
+    def update_extra_info(self, info: Mapping[str, Any]) -> None:
+        """Sets several values."""
+        self.extra_info.update(info)
+
+    def remove_extra_info(self, key: str) -> Any:
+        """Removes and returns a value; None when there was none."""
+        return self.extra_info.pop(key, None)
+
+    def clear_extra_info(self) -> None:
+        """Removes all values."""
+        self.extra_info.clear()
+
+    def has_extra_info(self, key: str) -> bool:
+        """True when there is a value for ``key``."""
+        return key in self.extra_info
+
+    def get_all_extra_info(self) -> dict[str, Any]:
+        """A deep copy of all values."""
+        return copy.deepcopy(self.extra_info)
+
+    def get_all_custom_meta(self) -> list[dict[str, Any]]:
+        """A deep copy of all tags, in row order."""
+        if self._tags is None:
+            return [{} for _ in self.global_indexes]
+        return list(map(_deep, self._tags))
+
+    def update_custom_meta(self, custom_meta: Sequence[Mapping[str, Any]] | None) -> None:
+        """Merges tags into those of each sample.
+
+        Raises:
+            ValueError: not one dict per sample.
+        """
+        if custom_meta is None:
+            return
+        if len(custom_meta) != self.size:
+            raise ValueError(f"update_custom_meta: {len(custom_meta)} dicts for {self.size} samples")
+        for tags, more in zip(self.custom_meta, custom_meta, strict=True):
+            tags.update(more)
+
+    def clear_custom_meta(self) -> None:
+        """Removes the tags of all samples."""
+        self.custom_meta = [{} for _ in self.global_indexes]
+
+    # ---- selection --------------------------------------------------------------------------------------------------
+
+    def select_samples(self, sample_indices: Sequence[int]) -> BatchMeta:
+        """A batch of the samples at these positions, in this order; repeats are allowed.
+
+        Raises:
+            ValueError: a position is negative or beyond the end.
+        """
+        return self._take(Pick(_positions(sample_indices, self.size, "select_samples"), self.size))
+
+    def select_fields(self, field_names: Sequence[str] | str) -> BatchMeta:
+        """A batch with only these fields; unknown names are ignored."""
+        wanted = {field_names} if isinstance(field_names, str) else set(field_names)
+        out = self._take(Pick(slice(None), self.size))
+        out._fields = {name: field for name, field in self._fields.items() if name in wanted}
+        if out._backend_meta is not None:
+            out._backend_meta = [
+                {name: info for name, info in one.items() if name in wanted or name.startswith("_")}
+                for one in out._backend_meta
+            ]
+        return out
+
+    @overload
+    def __getitem__(self, item: int) -> BatchMeta: ...
+    @overload
+    def __getitem__(self, item: slice) -> BatchMeta: ...
+    def __getitem__(self, item: int | slice) -> BatchMeta:
+        if isinstance(item, slice):
+            return self._take(Pick(item, self.size))
+        if isinstance(item, bool) or not isinstance(item, int | np.integer):
+            raise TypeError(f"batch meta: index of type {type(item).__name__}, want int or slice")
+        row = int(item) + self.size if item < 0 else int(item)
+        if not 0 <= row < self.size:
+            raise IndexError(f"batch meta: index {item} is outside of a batch of {self.size} samples")
+        return self._take(Pick(slice(row, row + 1), self.size))
+
+    def chunk(self, chunks: int) -> list[BatchMeta]:
+        """Splits into consecutive parts; the first ``size % chunks`` have one sample more, some may be empty."""
+        return [self._take(Pick(part, self.size)) for part in _chunk_slices(self.size, chunks)]
+
+    def chunk_by_partition(self) -> list[BatchMeta]:
+        """Splits by partition, in the order in which the partitions first appear."""
+        rows: dict[str, list[int]] = {}
+        for row, partition_id in enumerate(self.partition_ids):
+            rows.setdefault(partition_id, []).append(row)
+        return [self._take(Pick(picked, self.size)) for picked in rows.values()]
+
+    def _take(self, pick: Pick) -> BatchMeta:
+        out = BatchMeta._make(
+            pick.list(self.global_indexes),
+            pick.list(self.partition_ids),
+            pick.array(self._generations),
+            {name: field.take(pick) for name, field in self._fields.items()},
+            pick.array(self.production_status).copy(),
+            dict(self.extra_info),
+        )
+        if self._tags is not None:
+            out._tags = pick.list(self._tags)
+            if self._tags_out:
+                out._tags = list(map(dict.copy, out._tags))
+            else:
+                self._tags_shared = out._tags_shared = True
+        if self._backend_meta is not None:
+            out._backend_meta = list(map(dict.copy, pick.list(self._backend_meta)))
+        return out
+
+    # ---- merging ----------------------------------------------------------------------------------------------------
+
+    def union(self, other: BatchMeta) -> BatchMeta:
+        """Fields of both batches of the same samples; where both have something, ``other`` wins.
+
+        A sample is ready when it is ready in both. An empty batch gives a copy of the other one.
+
+        Raises:
+            ValueError: the samples or their partitions differ.
+        """
+        if not self or not other:
+            return (other if other else self).copy()
+        if self.global_indexes != other.global_indexes:
+            raise ValueError("union: global_indexes do not match")
+        if self.partition_ids != other.partition_ids:
+            raise ValueError("union: partition_ids do not match")
+        out = self._take(Pick(slice(None), self.size))
+        out._fields = {**self._fields, **other._fields}
+        out.production_status &= other.production_status
+        out.extra_info.update(other.extra_info)
+        # Of an index that was reused between the two, the sample that lives now.
+        out._generations = np.maximum(self._generations, other._generations)
+        if self._tags is None and other._tags is not None:
+            out._tags, out._tags_shared = list(other._lend_tags()), True
+        elif other._tags is not None and not _equal(self._tags, other._tags):
+            out._tags, out._tags_shared = _union_dicts(self._tags, other._tags), False
+        out._backend_meta = _union_dicts(self._backend_meta, other._backend_meta)
+        out._refresh_ready()
+        return out
+
+    @classmethod
+    def concat(cls, data: Sequence[BatchMeta], validate: bool = True) -> BatchMeta:
+        """Joins batches one after another; empty ones are skipped.
+
+        Args:
+            data: the batches.
+            validate: check that all have the same fields with the same dtypes.
+
+        Raises:
+            ValueError: fields or dtypes differ, or `extra_info` has conflicting values.
+        """
+        parts = [part for part in data if part]
+        if not parts:
+            return cls.empty()
+        if validate:
+            _check_same_fields(parts)
+        fields = {}
+        for name in parts[0]._fields:
+            holders = [part for part in parts if name in part._fields]
+            if len(holders) == len(parts):
+                fields[name] = FieldSchema.concat([(part._fields[name], part.size) for part in holders])
+        out = cls._make(
+            list(chain.from_iterable(part.global_indexes for part in parts)),
+            list(chain.from_iterable(part.partition_ids for part in parts)),
+            np.concatenate([part._generations for part in parts]),
+            fields,
+            np.concatenate([part.production_status for part in parts]),
+            _merge_extra_info(part.extra_info for part in parts),
+        )
+        if any(part._tags is not None for part in parts):
+            out._tags = []
+            for part in parts:
+                out._tags += part._lend_tags()
+            out._tags_shared = True
+        if any(part._backend_meta is not None for part in parts):
+            out._backend_meta = [dict(one) for part in parts for one in part._custom_backend_meta]
+        return out
+
+    def _lend_tags(self) -> list[dict[str, Any]]:
+        """Tags for another batch that will treat them as shared."""
+        if self._tags is None:
+            return [{} for _ in self.global_indexes]
+        if self._tags_out:
+            return list(map(dict.copy, self._tags))
+        self._tags_shared = True
+        return self._tags
+
+    def reorder(self, indices: Sequence[int]) -> None:
+        """Reorders the samples in place.
+
+        Raises:
+            ValueError: ``indices`` is not a permutation of all positions.
+        """
+        rows = _positions(indices, self.size, "reorder")
+        if len(rows) != self.size:
+            raise ValueError(f"reorder: {len(rows)} indices for {self.size} samples")
+        if len(set(rows)) != len(rows):
+            raise ValueError("reorder: indices contain duplicates")
+        pick = Pick(rows, self.size)
+        self.global_indexes = pick.list(self.global_indexes)
+        self.partition_ids = pick.list(self.partition_ids)
+        self._generations = pick.array(self._generations)
+        self.production_status = pick.array(self.production_status)
+        self._fields = {name: field.take(pick) for name, field in self._fields.items()}
+        if self._tags is not None:
+            self._tags = pick.list(self._tags)
+        if self._backend_meta is not None:
+            self._backend_meta = pick.list(self._backend_meta)
+
+    def copy(self) -> BatchMeta:
+        """A deep copy."""
+        out = self._take(Pick(slice(None), self.size))
+        out._generations = self._generations.copy()
+        out.extra_info = copy.deepcopy(self.extra_info)
+        out._tags = None if self._tags is None else list(map(_deep, self._tags))
+        out._tags_shared = False
+        out._backend_meta = copy.deepcopy(self._backend_meta)
+        out._ready = self._ready
+        return out
+
+    def __copy__(self) -> BatchMeta:
+        return self.copy()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BatchMeta:
+        return self.copy()
+
+    @classmethod
+    def empty(cls, extra_info: dict[str, Any] | None = None) -> BatchMeta:
+        """A batch without samples."""
+        return cls([], [], extra_info=extra_info)
+
+    # ---- pickling ---------------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        first = self.partition_ids[0] if self.partition_ids else ""
+        one_partition = self.partition_ids.count(first) == self.size
+        return {
+            "global_indexes": np.array(self.global_indexes, dtype=np.int64),
+            "partition_ids": first if one_partition else self.partition_ids,
+            "generations": np.ascontiguousarray(self._generations),
+            "fields": self._fields,
+            "production_status": np.ascontiguousarray(self.production_status),
+            "extra_info": self.extra_info,
+            "tags": self._tags,
+            "backend_meta": self._backend_meta,
+            "ready": self._ready,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.global_indexes = state["global_indexes"].tolist()
+        partitions = state["partition_ids"]
+        self.partition_ids = [partitions] * len(self.global_indexes) if isinstance(partitions, str) else partitions
+        self._generations, self._fields = state["generations"], state["fields"]
+        # An array that came out of band may be read-only.
+        self.production_status = np.array(state["production_status"], dtype=np.int8)
+        self.extra_info, self._tags, self._backend_meta = state["extra_info"], state["tags"], state["backend_meta"]
+        self._tags_shared, self._tags_out, self._ready = False, False, state["ready"]
+
+
+def _int64s(numbers: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """int64 array of a list, an array, or little-endian bytes."""
+    if isinstance(numbers, bytes | bytearray | memoryview):
+        return np.frombuffer(numbers, dtype="<i8").astype(np.int64, copy=False)
+    return np.asarray(numbers, dtype=np.int64)
+
+
+def _per_sample_dicts(what: str, dicts: Sequence[Mapping[str, Any]] | None, size: int) -> list[dict[str, Any]] | None:
+    if dicts is None:
+        return None
+    if len(dicts) != size:
+        raise _wrong_length(what, len(dicts), size)
+    return [dict(one) for one in dicts]
+
+
+def _union_dicts(left: list[dict[str, Any]] | None, right: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    if left is None or right is None:
+        only = right if left is None else left
+        return None if only is None else list(map(dict.copy, only))
+    return [{**one, **other} for one, other in zip(left, right, strict=True)]
+
+
+def _check_same_fields(parts: Sequence[BatchMeta]) -> None:
+    first = parts[0]
+    for part in parts[1:]:
+        if part.field_names != first.field_names:
+            raise ValueError(f"concat: field names do not match: {part.field_names} and {first.field_names}")
+        for name, field in part._fields.items():
+            want = first._fields[name]
+            if field.dtype != want.dtype:
+                raise ValueError(f"concat: field {name!r}: dtype {field.dtype} does not match {want.dtype}")
+
+
+class SampleView:
+    """One sample of a `BatchMeta`, read-only."""
+
+    __slots__ = ("_batch", "_row")
+
+    def __init__(self, batch: BatchMeta, row: int) -> None:
+        self._batch, self._row = batch, row
+
+    @property
+    def global_index(self) -> int:
+        """Index of the sample."""
+        return self._batch.global_indexes[self._row]
+
+    @property
+    def partition_id(self) -> str:
+        """Partition of the sample."""
+        return self._batch.partition_ids[self._row]
+
+    @property
+    def production_status(self) -> int:
+        """1 when the sample is ready."""
+        return int(self._batch.production_status[self._row])
+
+    @property
+    def custom_meta(self) -> Mapping[str, Any]:
+        """Tags of the sample."""
+        tags = self._batch._tags
+        return MappingProxyType({} if tags is None else tags[self._row])
+
+    @property
+    def fields(self) -> Mapping[str, Mapping[str, Any]]:
+        """Field -> ``{dtype, shape, is_nested, is_non_tensor}`` with the shape of this sample."""
+        return MappingProxyType(
+            {
+                name: MappingProxyType(
+                    {
+                        "dtype": field.dtype,
+                        "shape": field.row_shape(self._row),
+                        "is_nested": field.is_nested,
+                        "is_non_tensor": field.is_non_tensor,
+                    }
+                )
+                for name, field in self._batch._fields.items()
+            }
+        )
+
+    def __repr__(self) -> str:
+        return f"SampleView(global_index={self.global_index}, partition_id={self.partition_id!r})"
+
+
+class _Samples(Sequence[SampleView]):
+    """The samples of a batch as a sequence that makes its items when they are asked for."""
+
+    __slots__ = ("_batch",)
+
+    def __init__(self, batch: BatchMeta) -> None:
+        self._batch = batch
+
+    def __len__(self) -> int:
+        return self._batch.size
+
+    @overload
+    def __getitem__(self, item: int) -> SampleView: ...
+    @overload
+    def __getitem__(self, item: slice) -> list[SampleView]: ...
+    def __getitem__(self, item: int | slice) -> SampleView | list[SampleView]:
+        rows = range(self._batch.size)[item]
+        if isinstance(rows, range):
+            return [SampleView(self._batch, row) for row in rows]
+        return SampleView(self._batch, rows)
+
+    def __iter__(self) -> Iterator[SampleView]:
+        return (SampleView(self._batch, row) for row in range(self._batch.size))
+
+
+@dataclasses.dataclass
+class KVBatchMeta:
+    """Samples of one partition by key, with their tags.
+
+    Attributes:
+        keys: the keys, each once.
+        tags: one dict per key; copied deeply on construction.
+        partition_id: partition of all keys.
+        fields: names of the fields that all keys have, None when not known.
+        extra_info: anything about the batch; copied deeply on construction.
+        size: number of keys at construction.
+
+    Raises:
+        ValueError: keys and tags differ in length, or a key or a field is given twice.
+    """
+
+    keys: list[str] = dataclasses.field(default_factory=list)
+    tags: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    partition_id: str | None = None
+    fields: list[str] | None = None
+    extra_info: dict[str, Any] | None = dataclasses.field(default_factory=dict)
+    size: int = dataclasses.field(init=False, repr=False, compare=False, default=0)
+
+    def __post_init__(self) -> None:
+        if len(self.keys) != len(self.tags):
+            raise ValueError(f"keys and tags must have same length, got {len(self.keys)} and {len(self.tags)}")
+        if len(set(self.keys)) != len(self.keys):
+            raise ValueError(f"Got duplicated keys: {_repeated(self.keys)}")
+        if self.fields is not None and len(set(self.fields)) != len(self.fields):
+            raise ValueError(f"Got duplicated fields: {_repeated(self.fields)}")
+        self.tags = list(map(_deep, self.tags))
+        self.extra_info = copy.deepcopy(self.extra_info)
+        self.size = len(self.keys)
+
+    @classmethod
+    def _from_parts(
+        cls,
+        keys: list[str],
+        tags: list[dict[str, Any]],
+        partition_id: str | None,
+        fields: list[str] | None,
+        extra_info: dict[str, Any] | None,
+    ) -> KVBatchMeta:
+        """Takes parts that are known to fit and belong to nobody else, without a copy."""
+        self = cls.__new__(cls)
+        self.keys, self.tags, self.partition_id, self.fields = keys, tags, partition_id, fields
+        self.extra_info, self.size = extra_info, len(keys)
+        return self
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def _part(self, keys: list[str], tags: list[dict[str, Any]]) -> KVBatchMeta:
+        """Some of the keys; nothing is shared with this batch but the values nobody can change."""
+        fields = None if self.fields is None else list(self.fields)
+        return KVBatchMeta._from_parts(
+            keys, list(map(_deep, tags)), self.partition_id, fields, copy.deepcopy(self.extra_info)
+        )
+
+    def select_keys(self, keys_to_select: Sequence[str]) -> KVBatchMeta:
+        """A batch of these keys in this order.
+
+        Raises:
+            ValueError: a key is given twice.
+            RuntimeError: a key is not in this batch.
+        """
+        wanted = list(keys_to_select)
+        if len(set(wanted)) != len(wanted):
+            raise ValueError(f"Contain duplicate keys: {_repeated(wanted)}")
+        row = {key: i for i, key in enumerate(self.keys)}
+        missing = [key for key in wanted if key not in row]
+        if missing:
+            raise RuntimeError(f"keys {missing} not found in current batch")
+        return self._part(wanted, [self.tags[row[key]] for key in wanted])
+
+    def reorder(self, indexes: Sequence[int]) -> None:
+        """Reorders keys and tags in place.
+
+        Raises:
+            ValueError: not one index per key, or an index is given twice.
+            IndexError: an index is beyond the end.
+        """
+        rows = list(indexes)
+        if len(rows) != len(self.keys):
+            raise ValueError(f"number of indexes {len(rows)} does not match number of keys {len(self.keys)}")
+        if len(set(rows)) != len(rows):
+            raise ValueError("Contain duplicate indexes")
+        self.keys, self.tags = [self.keys[row] for row in rows], [self.tags[row] for row in rows]
+
+    def chunk(self, chunks: int) -> list[KVBatchMeta]:
+        """Splits into consecutive parts; the first ``size % chunks`` have one key more, some may be empty."""
+        return [self._part(self.keys[part], self.tags[part]) for part in _chunk_slices(len(self.keys), chunks)]
+
+    @classmethod
+    def concat(cls, data: Sequence[KVBatchMeta]) -> KVBatchMeta:
+        """Joins batches of one partition; empty ones are skipped.
+
+        Raises:
+            ValueError: fields or partitions differ, `extra_info` has conflicting values, or a key occurs twice.
+        """
+        parts = [part for part in data if len(part)]
+        if not parts:
+            return cls()
+        first = parts[0]
+        for part in parts[1:]:
+            if part.fields is not None and set(part.fields) != set(first.fields or []):
+                raise ValueError(f"Field names do not match: {part.fields} and {first.fields}")
+            if part.partition_id != first.partition_id:
+                raise ValueError(f"Partition do not match: {part.partition_id!r} and {first.partition_id!r}")
+        extra = _merge_extra_info(part.extra_info for part in parts)
+        return cls(
+            keys=[key for part in parts for key in part.keys],
+            tags=[tags for part in parts for tags in part.tags],
+            partition_id=first.partition_id,
+            fields=None if first.fields is None else list(first.fields),
+            extra_info=extra or None,
+        )
+
+
+def _repeated(names: Sequence[str]) -> list[str]:
+    seen: set[str] = set()
+    return sorted({name for name in names if name in seen or seen.add(name)})  # type: ignore[func-returns-value]
