@@ -103,12 +103,17 @@ def status(arguments: argparse.Namespace) -> int:
     print(f"{summary['clients']} clients")
     for unit in summary["units"]:
         limit = f" of {unit['memory_limit_bytes']:,}" if unit["memory_limit_bytes"] else ""
-        print(f"  {unit['unit_id']:<10} {unit['state']:<8} {unit['memory_used_bytes']:>16,}{limit} bytes in memory, ", end="")
+        print(
+            f"  {unit['unit_id']:<10} {unit['state']:<8} {unit['memory_used_bytes']:>16,}{limit} bytes in memory, ",
+            end="",
+        )
         print(f"{unit['samples']} samples, {unit['cells']} cells")
     for part in summary["partitions"]:
         consumed = ", ".join(f"{task} {n}" for task, n in part["consumed"].items()) or "nothing"
         fields = ", ".join(part["fields"])
-        print(f"  partition {part['name']!r}: {part['samples']} samples, {part['keys']} keys, fields [{fields}], ", end="")
+        print(
+            f"  partition {part['name']!r}: {part['samples']} samples, {part['keys']} keys, fields [{fields}], ", end=""
+        )
         print(f"consumed: {consumed}")
     return 0
 

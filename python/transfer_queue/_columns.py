@@ -435,7 +435,11 @@ def _encoded_column(column: Encoded, keep: list[Any]) -> _Column:
 
 
 def merge_columns(
-    merge_fn: Callable[[Any, Any], Any], names: list[str], old: Sequence[list[Any]], new: Sequence[list[Any]]
+    merge_fn: Callable[[Any, Any], Any],
+    names: list[str],
+    old: Sequence[list[Any]],
+    new: Sequence[list[Any]],
+    what: Callable[[str, int], str] = "merge_fn failed for field {!r}, row {}".format,
 ) -> Packed:
     """Packs ``merge_fn(old, new)`` of every cell.
 
@@ -452,22 +456,25 @@ def merge_columns(
     for name, olds, news in zip(names, old, new, strict=True):
         values = []
         for row, (was, update) in enumerate(zip(olds, news, strict=True)):
-            value = merge_fn(was, update)
-            _check_merged(name, row, was, value)
+            try:
+                value = merge_fn(was, update)
+                _check_merged(was, value)
+            except Exception as error:
+                raise RuntimeError(what(name, row)) from error
             values.append(value)
         merged.append(values)
     return pack_lists(names, merged, len(merged[0]) if merged else 0)
 
 
-def _check_merged(field: str, row: int, was: Any, value: Any) -> None:
+def _check_merged(was: Any, value: Any) -> None:
     if isinstance(was, Tensor):
         got = value.dtype if isinstance(value, Tensor) else type(value).__name__
         if got != was.dtype:
-            raise TypeError(f"field {field!r}: row {row}: merge_fn must keep dtype {was.dtype}, got {got}")
+            raise TypeError(f"merge_fn must keep dtype {was.dtype}, got {got}")
         if value.is_nested:
-            raise TypeError(f"field {field!r}: row {row}: merge_fn returned a nested tensor, want one value")
+            raise TypeError("merge_fn returned a nested tensor, want one value")
     elif isinstance(value, Tensor):
-        raise TypeError(f"field {field!r}: row {row}: the result of merge_fn must remain non-tensor, got a tensor")
+        raise TypeError("the result of merge_fn must remain non-tensor, got a tensor")
 
 
 def parse_columns(parser: Any, columns: dict[str, Any], rows: int) -> Packed:

@@ -81,21 +81,13 @@ class Workers:
             library.tq_error_release(ctypes.byref(error))  # the one who asked has been told, or is gone
 
 
-class _Named(Exception):
-    """An error of the user's callable and what it was working on."""
-
-    def __init__(self, what: str, cause: BaseException) -> None:
-        super().__init__(what)
-        self.what, self.cause = what, cause
-
-
 def _explained(raised: BaseException) -> str:
     """Text for the caller: what failed, and where in the user's code."""
-    if isinstance(raised, _Named):
-        cause = raised.cause
+    cause = raised.__cause__
+    if cause is not None:
         frames = traceback.extract_tb(cause.__traceback__)
         where = f" (line {frames[-1].lineno} of {frames[-1].filename})" if len(frames) > 1 else ""
-        return f"{raised.what}: {type(cause).__name__}: {cause}{where}"
+        return f"{raised}: {type(cause).__name__}: {cause}{where}"
     if isinstance(raised, TypeError | ValueError):
         return str(raised)
     return f"{type(raised).__name__}: {raised}"
@@ -106,7 +98,7 @@ def _load(pickled: bytes) -> Any:
     try:
         return pickle.loads(pickled)
     except Exception as error:
-        raise _Named("the callable cannot be loaded where the data is stored", error) from error
+        raise RuntimeError("the callable cannot be loaded where the data is stored") from error
 
 
 def _result(job: _lib.Job) -> Any:
@@ -122,8 +114,7 @@ def _result(job: _lib.Job) -> Any:
         parsed = {name: _results.parser_input(name, c, rows) for name, c in zip(names, columns, strict=True)}
         return _parse(_columns.parse_columns, function, parsed, rows)
     values = [_results.job_values(name, column, rows) for name, column in zip(names, columns, strict=True)]
-    half = len(names) // 2
-    return _merge(_columns, function, names[:half], values[:half], values[half:], labels)
+    return _merge(_columns.merge_columns, function, names, values, labels)
 
 
 def _parse(parse_columns: Callable[..., Any], function: Any, columns: dict[str, Any], rows: int) -> Any:
@@ -131,32 +122,21 @@ def _parse(parse_columns: Callable[..., Any], function: Any, columns: dict[str, 
         try:
             return function(given)
         except Exception as error:
-            raise _Named("data_parser failed", error) from error
+            raise RuntimeError("data_parser failed") from error
 
     return parse_columns(called, columns, rows)
 
 
 def _merge(
-    columns: Any,
+    merge_columns: Callable[..., Any],
     function: Any,
     fields: Sequence[str],
-    old: Sequence[list[Any]],
-    new: Sequence[list[Any]],
+    values: Sequence[list[Any]],
     keys: Sequence[str] | None,
 ) -> Any:
     def what(field: str, row: int) -> str:
         name = f"key {keys[row]!r}" if keys is not None else f"row {row}"
         return f"merge_fn failed for {name}, field {field!r}"
 
-    merged = []
-    for field, olds, news in zip(fields, old, new, strict=True):
-        values = []
-        for row, (was, update) in enumerate(zip(olds, news, strict=True)):
-            try:
-                value = function(was, update)
-                columns._check_merged(field, row, was, value)
-            except Exception as error:
-                raise _Named(what(field, row), error) from error
-            values.append(value)
-        merged.append(values)
-    return columns.pack_lists(list(fields), merged, len(old[0]) if old else 0)
+    half = len(fields) // 2
+    return merge_columns(function, list(fields[:half]), values[:half], values[half:], what)

@@ -255,7 +255,9 @@ def _table(fields: Any, rows: int, op: str) -> Packed:
     if not isinstance(fields, TensorDictBase):
         raise InvalidArgumentError(f"fields: got {type(fields).__name__}, want a TensorDict", op)
     if not fields.batch_size or fields.batch_size[0] != rows:
-        raise InvalidArgumentError(f"fields: got batch_size {list(fields.batch_size)}, want [{rows}] for {rows} keys", op)
+        raise InvalidArgumentError(
+            f"fields: got batch_size {list(fields.batch_size)}, want [{rows}] for {rows} keys", op
+        )
     return pack_table(fields)
 
 
@@ -523,9 +525,7 @@ def get_data(
 # ---- clear, list, wait, watch ---------------------------------------------------------------------------------------
 
 
-def kv_clear(
-    session: Session, keys: Any, partition_id: Any, fields: Any, timeout: float | None
-) -> Call[None]:
+def kv_clear(session: Session, keys: Any, partition_id: Any, fields: Any, timeout: float | None) -> Call[None]:
     op = "kv_clear"
     names = _field_list(fields, op)
     listed = _some_keys(keys, op) if names is None else _key_list(keys, op)
@@ -533,9 +533,7 @@ def kv_clear(
     return Call(Op.CLEAR, body, no_result, timeout=seconds(timeout, session.timeout_s))
 
 
-def clear_samples(
-    session: Session, metadata: BatchMeta, fields: Any, timeout: float | None
-) -> Call[None]:
+def clear_samples(session: Session, metadata: BatchMeta, fields: Any, timeout: float | None) -> Call[None]:
     body = encode([metadata.partition_ids[0], None, _samples(metadata), _strings(_field_list(fields, "clear_samples"))])
     return Call(Op.CLEAR, body, no_result, timeout=seconds(timeout, session.timeout_s))
 
@@ -694,9 +692,7 @@ def kv_retrieve_keys(
     return Call(Op.RETRIEVE_KEYS, body, read, timeout=seconds(timeout, session.timeout_s))
 
 
-def set_custom_meta(
-    session: Session, metadata: BatchMeta, timeout: float | None
-) -> Call[None]:
+def set_custom_meta(session: Session, metadata: BatchMeta, timeout: float | None) -> Call[None]:
     tags = _encode_tags(metadata.custom_meta, "set_custom_meta")
     body = encode([metadata.partition_ids[0], _samples(metadata), tags])
     return Call(Op.SET_TAGS, body, no_result, timeout=seconds(timeout, session.timeout_s))
@@ -705,7 +701,9 @@ def set_custom_meta(
 # ---- status ---------------------------------------------------------------------------------------------------------
 
 
-def status(session: Session, op: Op, body: list[Any], timeout: float | None) -> Call[tuple[list[int], int, bytes] | None]:
+def status(
+    session: Session, op: Op, body: list[Any], timeout: float | None
+) -> Call[tuple[list[int], int, bytes] | None]:
     """Consumption or production: (indexes, columns, table), or None when the partition or a field is unknown."""
 
     def read(reply: Reply) -> tuple[list[int], int, bytes] | None:

@@ -115,9 +115,7 @@ class AsyncTransferQueueClient:
             StorageKeyNotFoundError: a sample was cleared meanwhile (a KeyError). Nothing was written.
             SchemaMismatchError: other samples hold a column with another dtype (a ValueError). Nothing was written.
         """
-        return await self._await(
-            _requests.put(_session.current(), data, metadata, partition_id, data_parser, timeout)
-        )
+        return await self._await(_requests.put(_session.current(), data, metadata, partition_id, data_parser, timeout))
 
     async def async_update(
         self, metadata: BatchMeta, values: TensorDict, merge_fn: Any, timeout: float | None = None
@@ -141,9 +139,7 @@ class AsyncTransferQueueClient:
         ]
         return _joined(parts, metadata)
 
-    async def async_clear_samples(
-        self, metadata: BatchMeta, timeout: float | None = None
-    ) -> None:
+    async def async_clear_samples(self, metadata: BatchMeta, timeout: float | None = None) -> None:
         """Remove the samples. Those that are gone already are ignored."""
         if metadata.size:
             for part in _by_partition(metadata):
@@ -159,23 +155,17 @@ class AsyncTransferQueueClient:
         self, keys: str | list[str], partition_id: str, create: bool = False, timeout: float | None = None
     ) -> BatchMeta:
         """Describe the samples of keys; missing ones are created with ``create``, otherwise left out."""
-        return await self._await(
-            _requests.kv_retrieve_meta(_session.current(), keys, partition_id, create, timeout)
-        )
+        return await self._await(_requests.kv_retrieve_meta(_session.current(), keys, partition_id, create, timeout))
 
     async def async_kv_retrieve_keys(
         self, global_indexes: int | list[int], partition_id: str, timeout: float | None = None
     ) -> list[str | None]:
         """The key of every index, None where there is none."""
-        return await self._await(
-            _requests.kv_retrieve_keys(_session.current(), global_indexes, partition_id, timeout)
-        )
+        return await self._await(_requests.kv_retrieve_keys(_session.current(), global_indexes, partition_id, timeout))
 
     async def async_kv_list(self, partition_id: str | None = None, timeout: float | None = None) -> dict[str, Any]:
         """Keys and tags of one or all partitions."""
-        return await self._await(
-            _requests.kv_list(_session.current(), partition_id, None, None, None, None, timeout)
-        )
+        return await self._await(_requests.kv_list(_session.current(), partition_id, None, None, None, None, timeout))
 
     async def async_kv_clear_fields(
         self, keys: str | list[str], partition_id: str, fields: str | list[str], timeout: float | None = None
@@ -300,7 +290,9 @@ class TransferQueueClient(AsyncTransferQueueClient):
         sampling_config: dict[str, Any] | None = None,
         timeout: float | None = None,
     ) -> BatchMeta:
-        return _finished(_waiting.async_get_meta(data_fields, batch_size, partition_id, mode, task_name, sampling_config, timeout))
+        return _finished(
+            _waiting.async_get_meta(data_fields, batch_size, partition_id, mode, task_name, sampling_config, timeout)
+        )
 
     def put(
         self,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from tensordict import TensorDict
 
-from transfer_queue import _calls, _requests, _session, config
+from transfer_queue import _calls, _requests, _session, config, sampler
 from transfer_queue.client import TransferQueueClient, UnitInfo
 from transfer_queue.errors import DeadlineExceededError, NotInitializedError
 from transfer_queue.merge import NativeMerge
@@ -54,7 +54,9 @@ def init(conf: Any = None) -> Any:
         >>> tq.close()
     """
     global _TQ_CLIENT
-    session = _session.open_session(config.load(conf))
+    effective = config.load(conf)
+    sampler.resolve(effective["controller"]["sampler"])
+    session = _session.open_session(effective)
     if _TQ_CLIENT is None:
         _TQ_CLIENT = TransferQueueClient(f"TransferQueueClient_{session.pid}")
     return session.config
