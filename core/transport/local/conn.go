@@ -1,0 +1,219 @@
+package local
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"transferqueue/core/internal/guard"
+	"transferqueue/core/tqerr"
+	"transferqueue/core/transport"
+	"transferqueue/core/wire"
+)
+
+// readBuffer holds the small frames that arrive together.
+const readBuffer = 32 << 10
+
+// conn is one connection of a server. Its goroutine reads frames and calls the handler; replies come from anywhere.
+type conn struct {
+	server *Server
+	sock   *net.UnixConn
+	sender *sender
+	peer   transport.Peer
+	ctx    context.Context // ends with the connection
+	cancel context.CancelFunc
+	mu     struct {
+		sync.Mutex
+		// calls has the requests that may still be replied to. Who removes one has the right to reply.
+		calls map[uint64]context.CancelFunc
+	}
+}
+
+func newConn(s *Server, sock *net.UnixConn) (*conn, error) {
+	c := &conn{server: s, sock: sock}
+	c.mu.calls = map[uint64]context.CancelFunc{}
+	var err error
+	c.sender, err = newSender(sock, s.limits, func(error) { _ = sock.Close() })
+	if err != nil {
+		return nil, err
+	}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	return c, nil
+}
+
+// run serves the connection until it ends. Whatever ends it, the client sees the end of its stream.
+func (c *conn) run() {
+	defer c.cancel()
+	if !c.greet() {
+		return
+	}
+	c.server.roster.Join(c.peer)
+	defer c.server.roster.Leave(c.peer, 0)
+	defer c.end()
+	if c.sender.send(&wire.Frame{Type: wire.FrameWelcome, ID: c.server.session, Sequence: wire.Version}, false) != nil {
+		return
+	}
+	r := bufio.NewReaderSize(c.sock, readBuffer)
+	var f wire.Frame
+	for wire.ReadFrame(r, &f) == nil && c.serve(&f) {
+	}
+}
+
+// greet reads the hello and answers a bad one. It reads from the socket itself and no more than a hello can have,
+// whatever the frame calls itself.
+func (c *conn) greet() bool {
+	_ = c.sock.SetReadDeadline(time.Now().Add(c.server.limits.greeting))
+	var hello wire.Frame
+	if wire.ReadFrame(io.LimitReader(c.sock, wire.HeaderSize+wire.MaxGreeting), &hello) != nil {
+		return false
+	}
+	uid, pid, err := peerOf(c.sock)
+	if err == nil {
+		err = c.server.admit(&hello, uid)
+	}
+	if err != nil {
+		text := []byte(err.Error())
+		_ = c.sender.send(&wire.Frame{Type: wire.FrameWelcome, Op: uint16(tqerr.CodeOf(err)), Sequence: wire.Version,
+			Body: text[:min(len(text), wire.MaxGreeting)]}, false)
+		return false
+	}
+	_ = c.sock.SetReadDeadline(time.Time{})
+	c.peer = transport.Peer{ID: hello.ID, PID: pid, Local: true}
+	return true
+}
+
+// end cancels what is being served, before the peer is reported as gone.
+func (c *conn) end() {
+	_ = c.sock.Close()
+	c.cancel()
+	c.mu.Lock()
+	c.mu.calls = nil
+	c.mu.Unlock()
+}
+
+// serve handles one frame and reports whether the connection goes on.
+func (c *conn) serve(f *wire.Frame) bool {
+	switch f.Type {
+	case wire.FrameRequest:
+		return c.request(f)
+	case wire.FrameNotify:
+		c.handle(c.ctx, requestOf(f), func(*wire.Reply) {})
+		return true
+	case wire.FrameCancel:
+		if cancel := c.take(f.ID); cancel != nil {
+			cancel()
+		}
+		return true
+	case wire.FrameSegment:
+		return c.segment(f)
+	default:
+		return false
+	}
+}
+
+func requestOf(f *wire.Frame) *wire.Request {
+	return &wire.Request{Op: wire.Op(f.Op), Sequence: f.Sequence, Ack: f.Ack, Timeout: f.Timeout, Body: f.Body, Payload: f.Payload}
+}
+
+func (c *conn) request(f *wire.Frame) bool {
+	id := f.ID
+	var ctx context.Context
+	var cancel context.CancelFunc
+	if f.Timeout > 0 {
+		ctx, cancel = context.WithTimeout(c.ctx, f.Timeout)
+	} else {
+		ctx, cancel = context.WithCancel(c.ctx)
+	}
+	if !c.register(id, cancel) {
+		cancel()
+		return false
+	}
+	c.handle(ctx, requestOf(f), func(r *wire.Reply) { c.reply(id, r) })
+	return true
+}
+
+// register notes a request; an id that is in use already is a mistake of the client.
+func (c *conn) register(id uint64, cancel context.CancelFunc) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, twice := c.mu.calls[id]; twice {
+		return false
+	}
+	c.mu.calls[id] = cancel
+	return true
+}
+
+// idle tells whether no request waits for its reply.
+func (c *conn) idle() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.mu.calls) == 0
+}
+
+// handle calls the handler. A panic in it, and a library that is poisoned already, give an Internal reply.
+func (c *conn) handle(ctx context.Context, req *wire.Request, reply func(*wire.Reply)) {
+	err := guard.Poisoned()
+	if err == nil {
+		err = func() (err error) {
+			defer guard.Recover(&err)
+			c.server.handler.Serve(ctx, c.peer, req, reply)
+			return nil
+		}()
+	}
+	if err != nil {
+		reply(wire.ErrorReply(err))
+	}
+}
+
+// take removes a request; nil when it was replied to or cancelled before.
+func (c *conn) take(id uint64) context.CancelFunc {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	cancel := c.mu.calls[id]
+	delete(c.mu.calls, id)
+	return cancel
+}
+
+// reply sends the first reply to a request that the client still waits for. A reply beyond the limits of a frame becomes an
+// error reply; a client that does not read its replies loses the connection.
+func (c *conn) reply(id uint64, r *wire.Reply) {
+	cancel := c.take(id)
+	if cancel == nil {
+		return
+	}
+	cancel()
+	f := wire.Frame{Type: wire.FrameReply, Op: uint16(r.Code), ID: id, Body: r.Body, Payload: r.Payload}
+	if err := f.Check(); err != nil {
+		r = wire.ErrorReply(err)
+		f = wire.Frame{Type: wire.FrameReply, Op: uint16(r.Code), ID: id, Body: r.Body}
+	}
+	if c.sender.send(&f, true) != nil {
+		_ = c.sock.Close()
+	}
+}
+
+// segment answers with a descriptor beside the frame. Clients ask on a connection that they make for it: a descriptor is
+// lost when a plain read passes over it, and replies in between would tear the frame.
+func (c *conn) segment(f *wire.Frame) bool {
+	if !c.idle() {
+		return false
+	}
+	fd, size, err := c.server.handler.Segment(uint32(f.ID), uint32(f.Sequence))
+	answer := wire.Frame{Type: wire.FrameSegment, ID: f.ID, Sequence: f.Sequence, Ack: uint64(size)}
+	var rights []byte
+	if err == nil {
+		defer unix.Close(fd)
+		rights = unix.UnixRights(fd)
+	} else {
+		r := wire.ErrorReply(err)
+		answer.Op, answer.Body, answer.Ack = uint16(r.Code), r.Body, 0
+	}
+	_ = c.sock.SetWriteDeadline(time.Now().Add(c.server.limits.greeting))
+	_, _, err = c.sock.WriteMsgUnix(answer.Append(nil), rights, nil)
+	return err == nil && c.sock.SetWriteDeadline(time.Time{}) == nil
+}
