@@ -4,7 +4,7 @@
 // both and a test compares them. Numbers are wire format and ABI: new ones are only appended.
 package tqerr
 
-//go:generate go run ./gen
+//go:generate go run transferqueue/core/internal/gen -root ../..
 
 // Code says what kind of failure an error is. It decides the Python class a caller sees.
 type Code uint8
