@@ -25,7 +25,7 @@ func (c *Conn) Segment(ctx context.Context, unit, segment uint32) (fd int, size 
 	if err != nil {
 		return -1, 0, err
 	}
-	defer sock.Close()
+	defer func() { _ = sock.Close() }()
 	stop := context.AfterFunc(ctx, func() { _ = sock.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	fd, size, err = askSegment(sock, unit, segment)
