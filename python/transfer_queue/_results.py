@@ -173,7 +173,49 @@ def build(names: Sequence[str], address: int, rows: int, release: Release) -> Te
         made = {name: _build_column(name, column, reply) for name, column in zip(names, columns, strict=True)}
     finally:
         reply.close()
-    return TensorDict(dict(sorted(made.items())), batch_size=[rows])
+    return _table(dict(sorted(made.items())), torch.Size([rows]))
+
+
+def _checked_table(columns: dict[str, Any], batch_size: torch.Size) -> TensorDict:
+    return TensorDict(columns, batch_size=batch_size)
+
+
+# Without its checks, which take longer than the whole rest of a small get. tensordict has it for its own results.
+_table: Callable[[dict[str, Any], torch.Size], TensorDict] = getattr(TensorDict, "_new_unsafe", _checked_table)
+
+
+def _public_jagged(values: Tensor, offsets: Tensor, column: ResultColumn) -> Tensor:
+    jagged: Tensor = torch.nested.nested_tensor_from_jagged(
+        values, offsets, jagged_dim=column.ragged, min_seqlen=column.min_length, max_seqlen=column.max_length
+    )
+    return jagged
+
+
+def _direct_jagged(values: Tensor, offsets: Tensor, column: ResultColumn) -> Tensor:
+    """The same tensor without the dispatch of the public function, which takes three times as long."""
+    cache = {"min_seqlen": _length(column.min_length), "max_seqlen": _length(column.max_length)}
+    jagged: Tensor = _nested_class(values, offsets, _ragged_idx=column.ragged, _metadata_cache=cache)
+    return jagged
+
+
+def _works(make: Callable[[Tensor, Tensor, ResultColumn], Tensor]) -> bool:
+    """Whether torch's internals are as `_direct_jagged` expects them."""
+    try:
+        column = ResultColumn(*[0] * len(ResultColumn._fields))._replace(ragged=1, min_length=1, max_length=2)
+        made = make(torch.arange(3.0), torch.tensor([0, 1, 3]), column)
+        rows = [row.tolist() for row in made.unbind()]
+        return rows == [[0.0], [1.0, 2.0]] and tuple(made.to_padded_tensor(0.0).shape) == (2, 2)
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        return False
+
+
+try:
+    from torch.nested._internal.nested_tensor import NestedTensor as _nested_class
+    from torch.nested._internal.nested_tensor import _store_val_in_tensor as _length
+except ImportError:
+    _jagged = _public_jagged
+else:
+    _jagged = _direct_jagged if _works(_direct_jagged) else _public_jagged
 
 
 def _build_column(name: str, column: ResultColumn, reply: _Reply) -> Any:
@@ -185,13 +227,7 @@ def _build_column(name: str, column: ResultColumn, reply: _Reply) -> Any:
     if column.form == DENSE:
         return flat.reshape(reply.rows, *_int64s(column.dims, column.rank))
     if column.form == JAGGED:
-        return torch.nested.nested_tensor_from_jagged(
-            flat.reshape(_int64s(column.dims, column.rank)),
-            reply.offsets(column),
-            jagged_dim=column.ragged,
-            min_seqlen=column.min_length,
-            max_seqlen=column.max_length,
-        )
+        return _jagged(flat.reshape(_int64s(column.dims, column.rank)), reply.offsets(column), column)
     if column.form == NESTED:
         return _nested(flat, _free_shapes(column, reply.rows))
     raise ValueError(f"field {name!r}: result form {column.form} is unknown")
