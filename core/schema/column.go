@@ -110,8 +110,14 @@ func (c *Column) Validate() error {
 	if c.Rows < 0 {
 		return bad("negative row count %d", c.Rows)
 	}
+	if c.Kind != Tensor && c.Kind != Object {
+		return bad("unknown kind number %d", uint8(c.Kind))
+	}
 	if (c.Kind == Object) != (c.Form == Objects) {
 		return bad("a %s column cannot have form %d", c.Kind, c.Form)
+	}
+	if c.Kind == Object && c.DType != NoDType {
+		return bad("a non-tensor column cannot have dtype %s", c.DType)
 	}
 	if c.Kind == Tensor && !c.DType.Valid() {
 		return bad("unknown dtype number %d", c.DType)
@@ -306,133 +312,4 @@ func (c *Column) Slice(from, to int) Column {
 		out.Codecs, out.Sizes = c.Codecs[from:to], c.Sizes[from:to]
 	}
 	return out
-}
-
-// Builder concatenates rows of columns that agree in kind and dtype, keeping the simplest form that fits.
-type Builder struct {
-	out   Column
-	first bool
-}
-
-// NewBuilder starts an empty column of the given field.
-func NewBuilder(field string) *Builder { return &Builder{out: Column{Field: field}, first: true} }
-
-// Append adds all rows of c. Rows that disagree on the ragged dimension fall back to 1, as torch would build them.
-func (b *Builder) Append(c Column) {
-	if c.Rows == 0 {
-		return
-	}
-	if b.first {
-		field := b.out.Field
-		b.out, b.first = c, false
-		b.out.Field = field
-		b.out.Lengths, b.out.NDims, b.out.Dims = slices.Clone(c.Lengths), slices.Clone(c.NDims), slices.Clone(c.Dims)
-		b.out.Codecs, b.out.Sizes = slices.Clone(c.Codecs), slices.Clone(c.Sizes)
-		return
-	}
-	o := &b.out
-	if o.Ragged != c.Ragged {
-		o.Ragged = 1
-	}
-	switch {
-	case o.Form == Objects:
-		o.Codecs, o.Sizes = append(o.Codecs, c.Codecs...), append(o.Sizes, c.Sizes...)
-	case o.Form == Uniform && c.Form == Uniform && slices.Equal(o.Shape, c.Shape):
-	case o.vary(&c):
-		o.toVarying(o.varyDim(&c))
-		if c.Form == Uniform {
-			for range c.Rows {
-				o.Lengths = append(o.Lengths, c.Shape[o.Vary])
-			}
-		} else {
-			o.Lengths = append(o.Lengths, c.Lengths...)
-		}
-	default:
-		o.toFree()
-		for _, shape := range c.Shapes() {
-			o.NDims, o.Dims = append(o.NDims, uint8(len(shape))), append(o.Dims, shape...)
-		}
-	}
-	o.Rows += c.Rows
-}
-
-// Column returns what was built. The builder must not be used afterwards.
-func (b *Builder) Column() Column { return b.out }
-
-// vary reports whether o and c together fit the Varying form.
-func (o *Column) vary(c *Column) bool {
-	if o.Form == Free || c.Form == Free || len(o.Shape) != len(c.Shape) || len(o.Shape) == 0 {
-		return false
-	}
-	if o.Form == Varying && c.Form == Varying && o.Vary != c.Vary {
-		return false
-	}
-	d := o.varyDim(c)
-	for i := range o.Shape {
-		if i != d && o.Shape[i] != c.Shape[i] {
-			return false
-		}
-	}
-	return true
-}
-
-// varyDim returns the dimension in which the two may differ.
-func (o *Column) varyDim(c *Column) int {
-	switch {
-	case o.Form == Varying:
-		return int(o.Vary)
-	case c.Form == Varying:
-		return int(c.Vary)
-	}
-	for i := range o.Shape {
-		if o.Shape[i] != c.Shape[i] {
-			return i
-		}
-	}
-	return 0
-}
-
-func (o *Column) toVarying(dim int) {
-	if o.Form == Varying {
-		return
-	}
-	o.Form, o.Vary = Varying, uint8(dim)
-	o.Lengths = slices.Repeat([]int64{o.Shape[dim]}, o.Rows)
-}
-
-func (o *Column) toFree() {
-	if o.Form == Free {
-		return
-	}
-	var ndims []uint8
-	var dims []int64
-	for _, shape := range o.Shapes() {
-		ndims, dims = append(ndims, uint8(len(shape))), append(dims, shape...)
-	}
-	o.NDims, o.Dims = ndims, dims
-	o.Form, o.Shape, o.Lengths = Free, nil, nil
-}
-
-// Normalize rewrites the column in the simplest form that fits: Free to Varying to Uniform.
-func (c *Column) Normalize() {
-	if c.Kind != Tensor || c.Rows == 0 {
-		return
-	}
-	if c.Form == Free {
-		b := NewBuilder(c.Field)
-		at := 0
-		for _, n := range c.NDims {
-			shape := c.Dims[at : at+int(n)]
-			at += int(n)
-			b.Append(Column{Kind: c.Kind, DType: c.DType, Ragged: c.Ragged, Rows: 1, Form: Uniform, Shape: shape})
-			if b.out.Form == Free {
-				return
-			}
-		}
-		*c = b.Column()
-	}
-	if c.Form == Varying && len(slices.Compact(slices.Clone(c.Lengths))) == 1 {
-		c.Shape = c.RowShape(0)
-		c.Form, c.Lengths, c.Vary = Uniform, nil, 0
-	}
 }

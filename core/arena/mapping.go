@@ -1,0 +1,150 @@
+package arena
+
+import (
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"transferqueue/core/tqerr"
+)
+
+// Mapping is a client's view of one segment of a unit on the same host: a shared one, through which it writes what it puts
+// and copies what it gets, and a private one, out of which it lends views without a copy.
+//
+// A view is a writable part of the private mapping. What a reader writes there goes to pages of its own and never reaches
+// the unit; a page it has not written shows the unit's, so the reader's pin must last as long as the view. Two views never
+// share a page, else one would see the other's writes; whoever asks second copies instead. All methods may be called from
+// any goroutine.
+type Mapping struct {
+	window
+	mu struct {
+		sync.Mutex
+		private []byte
+		leased  ranges // of pages
+		ending  ranges // of pages whose lease ends, but whose written pages are not dropped yet
+		closed  bool
+	}
+}
+
+// Map maps a segment. The descriptor stays the caller's.
+func Map(fd int, size int64) (*Mapping, error) {
+	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, tqerr.Wrap(tqerr.IO, err, "unit memory: duplicate descriptor")
+	}
+	mem, err := mapSegment(own, size, unix.MAP_SHARED)
+	if err != nil {
+		_ = unix.Close(own)
+		return nil, tqerr.Wrap(tqerr.ResourceExhausted, err, "unit memory: map %d bytes", size)
+	}
+	return &Mapping{window: window{own, mem}}, nil
+}
+
+// Shared is the segment itself.
+func (m *Mapping) Shared() []byte { return m.mem }
+
+// Write copies src to an offset of the segment the fastest way there is for the state its pages are in. The bytes are with
+// the unit when it returns. ResourceExhausted means that the machine has no memory for a page.
+func (m *Mapping) Write(off int64, src []byte) error { return m.write(off, src) }
+
+// Read copies from an offset of the segment, mapping pages many at a time where they are not mapped yet.
+func (m *Mapping) Read(dst []byte, off int64) { m.read(dst, off) }
+
+// Private is the private mapping. Only leased parts of it may be touched.
+func (m *Mapping) Private() ([]byte, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.privateLocked()
+}
+
+func (m *Mapping) privateLocked() ([]byte, error) {
+	if m.mu.closed {
+		return nil, tqerr.New(tqerr.InvalidState, "unit memory: the mapping is closed")
+	}
+	if m.mu.private == nil {
+		private, err := mapSegment(m.fd, int64(len(m.mem)), unix.MAP_PRIVATE)
+		if err != nil {
+			return nil, tqerr.Wrap(tqerr.ResourceExhausted, err, "unit memory: map %d bytes privately", len(m.mem))
+		}
+		m.mu.private = private
+	}
+	return m.mu.private, nil
+}
+
+func pagesOf(off, size int64) span {
+	first := off / pageSize
+	return span{uint64(first), uint64((off+size+pageMask)/pageSize - first)}
+}
+
+// Lease lends a part of the private mapping. It is refused when any page of the part is lent already, or when the mapping
+// cannot be made; the caller copies then. The view may be written; it ends with EndLease.
+func (m *Mapping) Lease(off, size int64) (data []byte, ok bool) {
+	if size == 0 {
+		return nil, true
+	}
+	pages := pagesOf(off, size)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.mu.leased.overlaps(pages) || m.mu.ending.overlaps(pages) {
+		return nil, false
+	}
+	private, err := m.privateLocked()
+	if err != nil {
+		return nil, false
+	}
+	m.mu.leased.insert(pages)
+	return private[off : off+size : off+size], true
+}
+
+// EndLease takes a view back. Nobody may touch it any more. A range that is not lent is ignored.
+func (m *Mapping) EndLease(off, size int64) {
+	if size == 0 {
+		return
+	}
+	pages := pagesOf(off, size)
+	m.mu.Lock()
+	private := m.mu.private
+	if lent, _ := m.mu.leased.around(pages.start); lent != pages {
+		m.mu.Unlock()
+		return
+	}
+	m.mu.leased.cut(pages)
+	m.mu.ending.insert(pages)
+	m.mu.Unlock()
+
+	dropWritten(private, int64(pages.start), int64(pages.size))
+
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.mu.ending.cut(pages)
+}
+
+// Leases is the number of views that are lent.
+func (m *Mapping) Leases() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.mu.leased.count + m.mu.ending.count
+}
+
+// Close unmaps both. It gives InvalidState and does nothing while a view is lent; the shared mapping must not be in use.
+func (m *Mapping) Close() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.mu.closed {
+		return nil
+	}
+	if n := m.mu.leased.count + m.mu.ending.count; n > 0 {
+		return tqerr.New(tqerr.InvalidState, "unit memory: %d views are lent", n)
+	}
+	m.mu.closed = true
+	err := unix.Munmap(m.mem)
+	if m.mu.private != nil {
+		if e := unix.Munmap(m.mu.private); err == nil {
+			err = e
+		}
+	}
+	if e := unix.Close(m.fd); err == nil {
+		err = e
+	}
+	return tqerr.Wrap(tqerr.IO, err, "unit memory: unmap")
+}

@@ -1,0 +1,49 @@
+package arena
+
+import (
+	"golang.org/x/sys/unix"
+)
+
+// segment is one memfd of a unit and this process's mapping of it.
+type segment struct {
+	window
+	size int64
+}
+
+// newSegment makes a memfd that nobody can resize: a client's mapping never ends in SIGBUS because a peer shrank it.
+func newSegment(size int64) (*segment, error) {
+	fd, err := unix.MemfdCreate("tq-unit", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, err
+	}
+	if err = unix.Ftruncate(fd, size); err == nil {
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW)
+	}
+	var mem []byte
+	if err == nil {
+		mem, err = mapSegment(fd, size, unix.MAP_SHARED)
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return nil, err
+	}
+	return &segment{window{fd, mem}, size}, nil
+}
+
+// mapSegment maps all of a segment. Unit memory is left out of core dumps, which would otherwise be as large as it.
+func mapSegment(fd int, size int64, sharing int) ([]byte, error) {
+	mem, err := unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, sharing|unix.MAP_NORESERVE)
+	if err != nil {
+		return nil, err
+	}
+	_ = unix.Madvise(mem, unix.MADV_DONTDUMP)
+	return mem, nil
+}
+
+func (s *segment) close() error {
+	err := unix.Munmap(s.mem)
+	if e := unix.Close(s.fd); err == nil {
+		err = e
+	}
+	return err
+}

@@ -1,0 +1,166 @@
+package memtier
+
+import (
+	"encoding/binary"
+
+	"transferqueue/core/schema"
+	"transferqueue/core/store"
+)
+
+// extent is one column of one staged write.
+type extent struct {
+	offset, size int64
+	segment      uint32
+	rows         uint32
+	live         uint32 // rows that are staged or that a cell names
+	zombies      uint32 // rows in the dead list
+	layout       uint32
+	pins         uint32 // first of the pins on it
+	dead         uint32 // first of its zombie ranges
+	staged       bool
+}
+
+// rowRun is a number of consecutive rows of one extent.
+type rowRun struct{ extent, from, n uint32 }
+
+// layout says how the rows of an extent look. Extents whose layouts need nothing per row share one.
+type layout struct {
+	key     string // by which it is shared; empty when it is not
+	refs    uint32
+	column  schema.Column // without Field and, when shared, for any number of rows
+	offsets []int64       // of rows in the block; nil when all rows have row bytes
+	row     int64
+}
+
+// layoutLocked finds or makes the layout of a column. One row is always shared: as a Uniform shape, or as an object of
+// a codec whose size is the extent's.
+func (s *Store) layoutLocked(c *schema.Column) uint32 {
+	column := *c
+	if c.Rows == 1 {
+		column.Normalize()
+	}
+	var buffer [128]byte
+	key := buffer[:0]
+	switch {
+	case column.Form == schema.Uniform:
+		key = append(key, byte(column.Kind), byte(column.DType), column.Ragged)
+		for _, d := range column.Shape {
+			key = binary.AppendVarint(key, d)
+		}
+	case column.Form == schema.Objects && c.Rows == 1:
+		key = append(key, byte(column.Kind), byte(column.DType), column.Ragged, byte(column.Codecs[0]))
+	}
+	if len(key) > 0 {
+		if id := s.mu.interned[string(key)]; id != 0 {
+			s.mu.layouts.At(id).refs++
+			return id
+		}
+	}
+	id := s.mu.layouts.New()
+	column.Field = ""
+	l := s.mu.layouts.At(id)
+	*l = layout{key: string(key), refs: 1, column: column}
+	switch {
+	case len(key) == 0:
+		l.offsets = column.Offsets()
+	case column.Form == schema.Uniform:
+		l.row = column.RowBytes()
+	default:
+		l.column.Sizes = nil
+	}
+	if l.key != "" {
+		s.mu.interned[l.key] = id
+	}
+	return id
+}
+
+func (s *Store) newExtentLocked(c *schema.Column, b store.Block) uint32 {
+	lid := s.layoutLocked(c)
+	id := s.mu.extents.New()
+	*s.mu.extents.At(id) = extent{
+		offset: b.Offset, size: b.Size, segment: b.Segment, rows: uint32(c.Rows), live: uint32(c.Rows), layout: lid, staged: true,
+	}
+	return id
+}
+
+func (s *Store) dropExtentLocked(id uint32) {
+	lid := s.mu.extents.At(id).layout
+	l := s.mu.layouts.At(lid)
+	if l.refs--; l.refs == 0 {
+		if l.key != "" {
+			delete(s.mu.interned, l.key)
+		}
+		s.mu.layouts.Free(lid)
+	}
+	s.mu.extents.Free(id)
+}
+
+// blockLocked is where the rows of a run lie.
+func (s *Store) blockLocked(r rowRun) store.Block {
+	e := s.mu.extents.At(r.extent)
+	b := store.Block{Segment: e.segment, Offset: e.offset, Size: e.size}
+	if r.n == e.rows {
+		return b
+	}
+	if l := s.mu.layouts.At(e.layout); l.offsets == nil {
+		b.Offset, b.Size = e.offset+int64(r.from)*l.row, int64(r.n)*l.row
+	} else {
+		from := l.offsets[r.from]
+		b.Offset, b.Size = e.offset+from, l.offsets[r.from+r.n]-from
+	}
+	return b
+}
+
+// freeRowsLocked ends live rows. What leases cover becomes a zombie, the rest is free at once; it returns those bytes.
+func (s *Store) freeRowsLocked(r rowRun) (freed int64) {
+	e := s.mu.extents.At(r.extent)
+	e.live -= r.n
+	if e.pins == 0 {
+		freed = s.releaseLocked(r)
+	} else {
+		s.coverLocked(e, r, func(part rowRun, covered bool) {
+			if !covered {
+				freed += s.releaseLocked(part)
+				return
+			}
+			e.zombies += part.n
+			id := s.mu.dead.New()
+			*s.mu.dead.At(id) = deadRows{from: part.from, n: part.n, next: e.dead}
+			e.dead = id
+		})
+	}
+	if e.live == 0 && e.zombies == 0 {
+		s.dropExtentLocked(r.extent)
+	}
+	return freed
+}
+
+// releaseLocked returns the memory of rows.
+func (s *Store) releaseLocked(r rowRun) int64 {
+	b := s.blockLocked(r)
+	s.arena.Free(b.Segment, b.Offset, b.Size)
+	s.mu.used -= b.Size
+	return b.Size
+}
+
+// freer collects the rows of cells that end, so that neighbours are freed as one run.
+type freer struct {
+	run   rowRun
+	freed int64
+}
+
+func (f *freer) add(s *Store, c cell) {
+	if c.extent == f.run.extent && c.row == f.run.from+f.run.n {
+		f.run.n++
+		return
+	}
+	f.flush(s)
+	f.run = rowRun{c.extent, c.row, 1}
+}
+
+func (f *freer) flush(s *Store) {
+	if f.run.n > 0 {
+		f.freed += s.freeRowsLocked(f.run)
+	}
+	f.run = rowRun{}
+}
