@@ -177,7 +177,7 @@ func TestGoroutinesStartThroughGuard(t *testing.T) {
 		folder := filepath.Dir(s.path)
 		switch {
 		case strings.HasSuffix(s.path, "_test.go") || tests[folder]:
-		case folder == "core/internal/guard":
+		case folder == "core/guard":
 			inGuard += len(s.bareGo())
 		default:
 			require.Empty(t, s.bareGo(), "start it with guard.Go")

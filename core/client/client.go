@@ -12,9 +12,9 @@ import (
 	"sync"
 	"time"
 
-	"transferqueue/core/internal/bufpool"
 	"transferqueue/core/foreign"
-	"transferqueue/core/internal/guard"
+	"transferqueue/core/guard"
+	"transferqueue/core/internal/bufpool"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/transport"
 	"transferqueue/core/wire"

@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"transferqueue/core/arena"
-	"transferqueue/core/internal/guard"
+	"transferqueue/core/guard"
 	"transferqueue/core/internal/memcopy"
 	"transferqueue/core/schema"
 	"transferqueue/core/wire"

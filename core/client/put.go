@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"transferqueue/core/foreign"
-	"transferqueue/core/internal/guard"
+	"transferqueue/core/guard"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/wire"
 )

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"transferqueue/core/catalog"
-	"transferqueue/core/internal/guard"
+	"transferqueue/core/guard"
 	"transferqueue/core/sampler"
 	"transferqueue/core/store"
 	"transferqueue/core/tqerr"

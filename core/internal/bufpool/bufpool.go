@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"transferqueue/core/internal/guard"
+	"transferqueue/core/guard"
 	"transferqueue/core/tqerr"
 )
 

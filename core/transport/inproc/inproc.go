@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"transferqueue/core/internal/guard"
+	"transferqueue/core/guard"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/transport"
 	"transferqueue/core/transport/internal/failure"

@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"time"
 
-	"transferqueue/core/internal/guard"
+	"transferqueue/core/guard"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/transport"
 	"transferqueue/core/transport/internal/failure"

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"transferqueue/core/internal/guard"
+	"transferqueue/core/guard"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/transport"
 	"transferqueue/core/wire"

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"transferqueue/core/internal/guard"
+	"transferqueue/core/guard"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/wire"
 )

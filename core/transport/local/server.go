@@ -20,7 +20,7 @@ import (
 	"syscall"
 	"time"
 
-	"transferqueue/core/internal/guard"
+	"transferqueue/core/guard"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/transport"
 	"transferqueue/core/transport/internal/roster"

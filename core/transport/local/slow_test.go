@@ -12,7 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"transferqueue/core/internal/guard"
+	"transferqueue/core/guard"
 	"transferqueue/core/internal/leaktest"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/wire"

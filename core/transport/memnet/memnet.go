@@ -15,7 +15,7 @@ import (
 	"sync"
 	"time"
 
-	"transferqueue/core/internal/guard"
+	"transferqueue/core/guard"
 	"transferqueue/core/transport"
 	"transferqueue/core/transport/inproc"
 	"transferqueue/core/transport/internal/failure"

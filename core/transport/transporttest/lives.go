@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"transferqueue/core/internal/guard"
+	"transferqueue/core/guard"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/transport"
 	"transferqueue/core/wire"
