@@ -257,6 +257,15 @@ func (a *Arena) Read(dst []byte, segment uint32, off int64) {
 	}
 }
 
+// Descriptors lists the descriptors of all segments.
+func (a *Arena) Descriptors() []int {
+	var out []int
+	for _, s := range *a.segments.Load() {
+		out = append(out, s.fd)
+	}
+	return out
+}
+
 // Segment returns a duplicate of a segment's descriptor, which the caller closes, and the segment's size.
 func (a *Arena) Segment(segment uint32) (fd int, size int64, err error) {
 	a.mu.Lock()

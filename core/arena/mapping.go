@@ -40,6 +40,9 @@ func Map(fd int, size int64) (*Mapping, error) {
 	return &Mapping{window: window{own, mem}}, nil
 }
 
+// Descriptor is the mapping's own descriptor of the segment.
+func (m *Mapping) Descriptor() int { return m.fd }
+
 // Shared is the segment itself.
 func (m *Mapping) Shared() []byte { return m.mem }
 

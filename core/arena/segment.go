@@ -30,13 +30,17 @@ func newSegment(size int64) (*segment, error) {
 	return &segment{window{fd, mem}, size}, nil
 }
 
-// mapSegment maps all of a segment. Unit memory is left out of core dumps, which would otherwise be as large as it.
+// mapSegment maps all of a segment. Unit memory is left out of core dumps, which would otherwise be as large as it. A forked
+// child does not inherit the shared mapping, or its life would prolong that of the memory; private views it does inherit.
 func mapSegment(fd int, size int64, sharing int) ([]byte, error) {
 	mem, err := unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, sharing|unix.MAP_NORESERVE)
 	if err != nil {
 		return nil, err
 	}
 	_ = unix.Madvise(mem, unix.MADV_DONTDUMP)
+	if sharing == unix.MAP_SHARED {
+		_ = unix.Madvise(mem, unix.MADV_DONTFORK)
+	}
 	return mem, nil
 }
 

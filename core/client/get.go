@@ -5,7 +5,6 @@ import (
 
 	"transferqueue/core/arena"
 	"transferqueue/core/guard"
-	"transferqueue/core/internal/memcopy"
 	"transferqueue/core/schema"
 	"transferqueue/core/wire"
 )
@@ -226,12 +225,15 @@ func (g *getting) copyRuns(r *ResultColumn, runs []wire.Run) error {
 	}
 	dst := r.Data
 	for _, run := range runs {
-		src, err := g.c.block(g.ctx, run.Unit, run.Block)
+		if run.Block.Size == 0 {
+			continue
+		}
+		m, err := g.c.mapping(g.ctx, run.Unit, run.Block.Segment)
 		if err != nil {
 			return err
 		}
-		memcopy.Get(dst[:len(src)], src)
-		dst = dst[len(src):]
+		m.Read(dst[:run.Block.Size], run.Block.Offset)
+		dst = dst[run.Block.Size:]
 	}
 	return nil
 }

@@ -161,12 +161,21 @@ func (c *Client) copyAside(inputs []*foreign.Input) ([]*foreign.Input, func(), e
 func (c *Client) fill(ctx context.Context, g *wire.PutReply, inputs []*foreign.Input) error {
 	for _, part := range g.Parts {
 		for k, b := range part.Blocks {
-			dst, err := c.block(ctx, part.Unit, b)
+			if b.Size == 0 {
+				continue
+			}
+			m, err := c.mapping(ctx, part.Unit, b.Segment)
 			if err != nil {
 				return err
 			}
+			at := b.Offset
 			for r := 0; r+1 < len(part.Rows); r += 2 {
-				dst = inputs[k].CopyRows(dst, int(part.Rows[r]), int(part.Rows[r+1]))
+				for piece := range inputs[k].Pieces(int(part.Rows[r]), int(part.Rows[r+1])) {
+					if err := m.Write(at, piece); err != nil {
+						return err
+					}
+					at += int64(len(piece))
+				}
 			}
 		}
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	"transferqueue/core/arena"
 	"transferqueue/core/wire"
 )
@@ -35,6 +37,7 @@ func (c *Client) mapping(ctx context.Context, unit, segment uint32) (*arena.Mapp
 		return nil, err
 	}
 	m, err := arena.Map(fd, size)
+	_ = unix.Close(fd) // the mapping has its own
 	if err != nil {
 		return nil, err
 	}
@@ -52,4 +55,16 @@ func (c *Client) block(ctx context.Context, unit uint32, b wire.Block) ([]byte, 
 		return nil, err
 	}
 	return m.Shared()[b.Offset : b.Offset+b.Size], nil
+}
+
+// Descriptors lists the descriptors of the mapped segments, which a forked child closes so that unit memory goes back
+// when its unit ends.
+func (c *Client) Descriptors() []int {
+	c.segments.mu.Lock()
+	defer c.segments.mu.Unlock()
+	var out []int
+	for _, m := range c.segments.byKey {
+		out = append(out, m.Descriptor())
+	}
+	return out
 }

@@ -3,6 +3,7 @@
 package foreign
 
 import (
+	"iter"
 	"unsafe"
 
 	"transferqueue/core/internal/memcopy"
@@ -144,27 +145,37 @@ func (in *Input) Size(from, to int) int64 {
 	return end - begin
 }
 
+// Pieces yields the bytes of rows [from, to) in order, in pieces as large as the caller's memory has them.
+func (in *Input) Pieces(from, to int) iter.Seq[[]byte] {
+	return func(yield func([]byte) bool) {
+		begin, end := in.span(from, to)
+		if begin == end {
+			return
+		}
+		if in.packed() {
+			yield(Bytes(in.Base+uintptr(begin), end-begin))
+			return
+		}
+		for i := from; i < to; i++ {
+			n := in.Size(i, i+1)
+			if n == 0 {
+				continue
+			}
+			at := in.Base + uintptr(int64(i)*in.Stride)
+			if in.Form != Strided {
+				at = uintptr(in.Pointers[i])
+			}
+			if !yield(Bytes(at, n)) {
+				return
+			}
+		}
+	}
+}
+
 // CopyRows copies rows [from, to) tightly into dst and returns what of dst is left.
 func (in *Input) CopyRows(dst []byte, from, to int) []byte {
-	begin, end := in.span(from, to)
-	if begin == end {
-		return dst
-	}
-	if in.packed() {
-		memcopy.Put(dst[:end-begin], Bytes(in.Base+uintptr(begin), end-begin))
-		return dst[end-begin:]
-	}
-	for i := from; i < to; i++ {
-		n := in.Size(i, i+1)
-		if n == 0 {
-			continue
-		}
-		at := in.Base + uintptr(int64(i)*in.Stride)
-		if in.Form != Strided {
-			at = uintptr(in.Pointers[i])
-		}
-		memcopy.Put(dst[:n], Bytes(at, n))
-		dst = dst[n:]
+	for piece := range in.Pieces(from, to) {
+		dst = dst[memcopy.Put(dst, piece):]
 	}
 	return dst
 }

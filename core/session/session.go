@@ -247,6 +247,12 @@ func (s *Session) Descriptors() []int {
 	if s.socket != nil {
 		out = append(out, s.socket.Descriptors()...)
 	}
+	for _, u := range s.units {
+		out = append(out, u.Descriptors()...)
+	}
+	if s.Client != nil {
+		out = append(out, s.Client.Descriptors()...)
+	}
 	if d, ok := s.conn.(interface{ Descriptors() []int }); ok {
 		out = append(out, d.Descriptors()...)
 	}

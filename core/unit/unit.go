@@ -3,7 +3,10 @@
 package unit
 
 import (
+	"context"
+
 	"transferqueue/core/arena"
+	"transferqueue/core/guard"
 	"transferqueue/core/jobs"
 	"transferqueue/core/store"
 	"transferqueue/core/store/memtier"
@@ -23,6 +26,7 @@ type Unit struct {
 	store.Store
 	opts  Options
 	arena *arena.Arena
+	stop  context.CancelFunc // ends the arena's housekeeping
 }
 
 // New makes an empty unit.
@@ -31,7 +35,9 @@ func New(o Options) (*Unit, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Unit{Store: memtier.New(memtier.Options{Arena: a, Limit: o.MemoryLimit}), opts: o, arena: a}, nil
+	ctx, stop := context.WithCancel(context.Background())
+	guard.Go("arena of "+o.Name, func() { a.Run(ctx) })
+	return &Unit{Store: memtier.New(memtier.Options{Arena: a, Limit: o.MemoryLimit}), opts: o, arena: a, stop: stop}, nil
 }
 
 // ID is the unit's number in its session.
@@ -46,10 +52,14 @@ func (u *Unit) Host() string { return u.opts.Host }
 // Segment gives a duplicate of a segment's descriptor, which the caller closes, and its size.
 func (u *Unit) Segment(segment uint32) (int, int64, error) { return u.arena.Segment(segment) }
 
+// Descriptors lists the descriptors of the unit's segments.
+func (u *Unit) Descriptors() []int { return u.arena.Descriptors() }
+
 // Close gives all memory back. Nothing may be staged or leased.
 func (u *Unit) Close() error {
 	if err := u.Store.Close(); err != nil {
 		return err
 	}
+	u.stop()
 	return u.arena.Close()
 }
