@@ -1,8 +1,8 @@
 """Calls into the core: one request in, one result out, waited for by a thread or by an event loop.
 
-A request is submitted to a completion queue that has an eventfd. A thread waits in ``os.read`` on it, so Ctrl-C answers at
-once; an event loop watches it. A queue belongs to one waiting thread, or to one loop while that has requests in flight, and
-then goes back to a free list: neither descriptors nor threads grow with calls, loops or threads.
+A request is submitted to a completion queue that has an eventfd. A thread waits in ``os.read`` on it, so Ctrl-C answers
+at once; an event loop watches it. A queue belongs to one waiting thread, or to one loop while that has requests in
+flight, and then goes back to a free list: neither descriptors nor threads grow with calls, loops or threads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 from transfer_queue import _lib
 from transfer_queue._codes import Code
 from transfer_queue._ops import Op
-from transfer_queue.errors import from_code
+from transfer_queue.errors import TransferQueueError, from_code
 
 T = TypeVar("T")
 
@@ -104,8 +104,10 @@ class Queue:
         return self._ticket.value
 
     def cancel(self, ticket: int) -> None:
+        """Ask for the early end of a request; one that cannot be cancelled has ended or never will."""
         error = _lib.Error()
-        self._library.check(self._library.tq_cancel(self.handle, ticket, ctypes.byref(error)), error)
+        if self._library.tq_cancel(self.handle, ticket, ctypes.byref(error)):
+            self._library.tq_error_release(ctypes.byref(error))
 
     def reap(self, finish: Callable[[_lib.Completion], None]) -> None:
         """Hand every completion that waits to ``finish``, then free it."""
@@ -121,9 +123,11 @@ class Queue:
                 self._library.tq_free(completion.memory)
 
     def close(self) -> None:
+        """End all its requests. A library that is out of use has no queues to close."""
         if self.pid == os.getpid():
             error = _lib.Error()
-            self._library.check(self._library.tq_queue_close(self.handle, ctypes.byref(error)), error)
+            if self._library.tq_queue_close(self.handle, ctypes.byref(error)):
+                self._library.tq_error_release(ctypes.byref(error))
 
 
 # Ends of a deque may be used from any thread.
@@ -160,24 +164,26 @@ def run(session: int, call: Call[T]) -> T:
     """Send a request and wait for its result."""
     queue = _take()
     result: list[T] = []
-    in_flight = False
+    waiting = True  # from before the submit: a signal handler may raise between any two lines
 
     def finish(completion: _lib.Completion) -> None:
-        nonlocal in_flight
-        if completion.ticket == ticket:
-            in_flight = False
-            result.append(result_of(completion, call))
+        nonlocal waiting
+        waiting = False
+        result.append(result_of(completion, call))
 
     try:
-        ticket = queue.submit(session, call)
-        in_flight = True
-        while in_flight:
+        try:
+            queue.submit(session, call)
+        except TransferQueueError:
+            waiting = False
+            raise
+        while waiting:
             os.read(queue.fd, 8)
             queue.reap(finish)
     finally:
-        if in_flight and queue.pid == os.getpid():
-            queue.close()  # a signal handler raised: this ends the request
-        elif not in_flight:
+        if waiting:
+            queue.close()  # this ends the request
+        else:
             _free.append(queue)
     return result[0]
 
@@ -194,8 +200,18 @@ class _Loop:
 
     def _ready(self) -> None:
         os.read(self.queue.fd, 8)
-        self.queue.reap(self._finish)
-        self._rest()
+        try:
+            self.queue.reap(self._finish)
+        except TransferQueueError as error:
+            self._fail(error)
+        self.rest()
+
+    def _fail(self, error: TransferQueueError) -> None:
+        """The library is out of use: nothing will be answered any more."""
+        waiting, self.waiting = self.waiting, {}
+        for future, _ in waiting.values():
+            if not future.done():
+                future.set_exception(error)
 
     def _finish(self, completion: _lib.Completion) -> None:
         future, call = self.waiting.pop(completion.ticket)
@@ -208,7 +224,7 @@ class _Loop:
             if not future.done():
                 future.set_result(result)
 
-    def _rest(self) -> None:
+    def rest(self) -> None:
         """Give the queue back when nothing is in flight."""
         if not self.waiting and _bound.get(id(self.loop)) is self:
             self._leave()
@@ -252,7 +268,7 @@ async def run_async(session: int, call: Call[T]) -> T:
     try:
         ticket = bound.queue.submit(session, call)
     except BaseException:
-        bound._rest()
+        bound.rest()
         raise
     bound.waiting[ticket] = (future, call)
     call.keep = None

@@ -448,6 +448,7 @@ def merge_columns(
         names: field of every column.
         old: stored values by column and row.
         new: the same for the values of the update.
+        what: describes a cell, given field and row, for error messages.
 
     Raises:
         TypeError: a result has another dtype or kind than the stored value.

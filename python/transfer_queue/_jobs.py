@@ -1,8 +1,8 @@
 """Python work of the units in this process: merge functions of updates and parsers of puts.
 
-The core never calls Python. Threads of this module wait in the core for a job, run the user's callable on private copies of
-the values, and give the result back. There is always one thread waiting, up to a bound, so a slow callable holds up only the
-request it belongs to.
+The core never calls Python. Threads of this module wait in the core for a job, run the user's callable on private
+copies of the values, and give the result back. There is always one thread waiting, up to a bound, so a slow callable
+holds up only the request it belongs to.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import pickle
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -40,10 +41,10 @@ class Workers:
 
     def join(self, timeout: float) -> None:
         """Wait for the threads; those that are in a callable of the user are left to end by themselves."""
+        deadline = time.monotonic() + timeout
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(timeout)
-                timeout = min(timeout, 0.1)
+                thread.join(max(0.0, deadline - time.monotonic()))
 
     def _run(self) -> None:
         library = _lib.library()
@@ -105,7 +106,7 @@ def _result(job: _lib.Job) -> Any:
     from transfer_queue import _columns, _results  # imports torch, which a daemon needs only now
 
     function = _load(ctypes.string_at(job.callable, job.callable_size))
-    partition, fields, keys = _calls.decode(ctypes.string_at(job.body, job.body_size))
+    _partition, fields, keys = _calls.decode(ctypes.string_at(job.body, job.body_size))
     names: list[str] = _calls.decode(fields)
     labels: list[str] | None = _calls.decode(keys) if keys is not None else None
     columns = _results.read_columns(job.columns, job.n_columns)

@@ -1,10 +1,10 @@
 """The shared library of the core: loading it, its C signatures, and what happens to it in a forked child.
 
-The Go runtime inside the library does not survive ``fork()``. The library is therefore loaded on first use, and a forked
-child that uses the queue loads a private copy of it: a memory file under a fresh name, made from the descriptor that the
-parent kept open, so that it is the very library the parent runs even if the file was rebuilt. Before a fork the descriptors
-of the library are noted, and the child closes them, so that the end of the parent is still seen as the end of its
-connections.
+The Go runtime inside the library does not survive ``fork()``. The library is therefore loaded on first use, and a
+forked child that uses the queue loads a private copy of it: a memory file under a fresh name, made from the descriptor
+that the parent kept open, so that it is the very library the parent runs even if the file was rebuilt. Before a fork
+the descriptors of the library are noted, and the child closes them, so that the end of the parent is still seen as the
+end of its connections.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Library:
         raise from_code(code, message, op)
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 _library: Library | None = None
 _source = -1  # descriptor of the library file that this process, or the one it was forked from, has loaded
 _inherited = False  # the process was forked from one that had loaded the library
@@ -138,24 +138,27 @@ def _load() -> Library:
         if _library is None:
             if _source < 0:
                 _source = os.open(_PATH, os.O_RDONLY | os.O_CLOEXEC)
-            _library = Library(_private_copy() if _inherited else str(_PATH))
+            _library = _private_copy() if _inherited else Library(str(_PATH))
         return _library
 
 
-def _private_copy() -> str:
-    """A copy of the library under a name that the loader does not know yet."""
+def _private_copy() -> Library:
+    """The library, from a copy under a name that the loader does not know yet."""
     try:
         target = os.memfd_create(f"tq-core-{os.getpid()}", os.MFD_CLOEXEC)
-        path = f"/proc/{os.getpid()}/fd/{target}"
-        _copy_to(target)
-        ctypes.CDLL(path)
+        try:
+            _copy_to(target)
+            return Library(f"/proc/{os.getpid()}/fd/{target}")
+        finally:
+            os.close(target)
     except OSError:  # no memory files, or none that may be executed
-        handle, path = tempfile.mkstemp(prefix="tq-core-", suffix=".so")
-        with contextlib.closing(os.fdopen(handle, "wb")):
-            _copy_to(handle)
-        ctypes.CDLL(path)
-        os.unlink(path)
-    return path
+        target, path = tempfile.mkstemp(prefix="tq-core-", suffix=".so")
+        try:
+            _copy_to(target)
+            return Library(path)
+        finally:
+            os.close(target)
+            os.unlink(path)
 
 
 def _copy_to(target: int) -> None:
@@ -165,6 +168,8 @@ def _copy_to(target: int) -> None:
 
 
 def _before_fork() -> None:
+    # A thread that is loading the library holds locks of the loader, which the child would never get.
+    _lock.acquire()
     _noted.clear()
     if _library is not None:
         count, room = u32(), (i32 * 4096)()
@@ -172,9 +177,13 @@ def _before_fork() -> None:
             _noted.extend(room[: min(count.value, len(room))])
 
 
+def _after_fork_in_parent() -> None:
+    _lock.release()
+
+
 def _after_fork_in_child() -> None:
     global _library, _inherited, _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     if _library is not None:
         _library, _inherited = None, True
     for descriptor in _noted:
@@ -183,4 +192,4 @@ def _after_fork_in_child() -> None:
     _noted.clear()
 
 
-os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

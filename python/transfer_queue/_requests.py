@@ -270,6 +270,14 @@ def _parser(data_parser: Any, op: str) -> bytes | None:
 
 
 _shipping = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _shipping
+    _shipping = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 _installed = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
@@ -281,11 +289,14 @@ def _shipped(function: Any, what: str, op: str) -> bytes:
             packed: bytes = cloudpickle.dumps(function)
             return packed
         with _shipping:
-            cloudpickle.register_pickle_by_value(module)
+            ours = module.__name__ not in cloudpickle.list_registry_pickle_by_value()
+            if ours:
+                cloudpickle.register_pickle_by_value(module)
             try:
                 packed = cloudpickle.dumps(function)
             finally:
-                cloudpickle.unregister_pickle_by_value(module)
+                if ours:
+                    cloudpickle.unregister_pickle_by_value(module)
         return packed
     except Exception as error:
         raise InvalidArgumentError(f"{what} cannot be pickled: {type(error).__name__}: {error}", op) from error

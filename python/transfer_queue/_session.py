@@ -12,7 +12,6 @@ import threading
 from typing import Any
 
 from transfer_queue import _calls, _lib, config
-from transfer_queue._codes import Code
 from transfer_queue._jobs import Workers
 from transfer_queue.errors import InvalidArgumentError, InvalidStateError, TransferQueueError
 
@@ -30,36 +29,92 @@ class Session:
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
-        library = _lib.library()
-        handle, info, error = _lib.u64(), _lib.Bytes(), _lib.Error()
-        packed = _calls.encode(options)
-        code = library.tq_session_open(
-            packed, len(packed), ctypes.byref(handle), ctypes.byref(info), ctypes.byref(error)
-        )
-        library.check(code, error)
-        described = _calls.decode(ctypes.string_at(info.data, info.size))
-        library.tq_free(info.data)
-        self.handle, self.pid, self.options = handle.value, os.getpid(), options
+        self.handle, described = _opened(options)
+        self.pid = os.getpid()
         self.owner: bool = described["owner"]
         self.id: str = described["session"]
         self.owner_pid: int = described["pid"]
-        self.config: Any = pickle.loads(described["config"])
-        client = self.config.get("client") or {}
-        self.timeout_s = float(client.get("timeout_s") or 60.0)
-        self.layout: str = client.get("layout") or "jagged"
-        self.workers = Workers(self.handle) if self.owner else None
+        self.workers: Workers | None = None
+        try:
+            self.config: Any = _unpickled(described["config"])
+            client = self.config.get("client") or {}
+            self.timeout_s = float(client.get("timeout_s") or 60.0)
+            self.layout: str = client.get("layout") or "jagged"
+            if self.owner:
+                self.workers = Workers(self.handle)
+        except BaseException:
+            self.close()
+            raise
 
-    def close(self) -> None:
-        library, error = _lib.library(), _lib.Error()
-        code = library.tq_session_close(self.handle, int(_CLOSE_S * 1000), ctypes.byref(error))
-        library.check(code, error)
+    def close(self, join_s: float = _CLOSE_S) -> None:
+        """End it, or leave it, and wait so long for callables of the user that still run.
+
+        Raises:
+            TransferQueueError: it did not end in time, or not cleanly.
+        """
+        _ended(self.handle)
         if self.workers is not None:
-            self.workers.join(_CLOSE_S)
+            self.workers.join(join_s)
+
+
+def _opened(options: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Handle and description of a session of the core.
+
+    The core may wait for another process; the wait is on a thread so that Ctrl-C ends it at once. A session that opens
+    after that is ended again.
+    """
+    outcome: list[tuple[int, dict[str, Any]] | BaseException] = []
+    unwanted = False
+
+    def work() -> None:
+        try:
+            opened = _open(options)
+        except BaseException as error:
+            outcome.append(error)
+            return
+        outcome.append(opened)
+        if unwanted:
+            with contextlib.suppress(TransferQueueError):
+                _ended(opened[0])
+
+    opening = threading.Thread(target=work, name="tq-open", daemon=True)
+    try:
+        opening.start()
+        opening.join()
+    except BaseException:
+        unwanted = True
+        raise
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]
+
+
+def _open(options: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    library, packed = _lib.library(), _calls.encode(options)
+    handle, info, error = _lib.u64(), _lib.Bytes(), _lib.Error()
+    code = library.tq_session_open(packed, len(packed), ctypes.byref(handle), ctypes.byref(info), ctypes.byref(error))
+    library.check(code, error)
+    described: dict[str, Any] = _calls.decode(ctypes.string_at(info.data, info.size))
+    library.tq_free(info.data)
+    return handle.value, described
+
+
+def _ended(handle: int) -> None:
+    library, error = _lib.library(), _lib.Error()
+    library.check(library.tq_session_close(handle, int(_CLOSE_S * 1000), ctypes.byref(error)), error)
+
+
+def _unpickled(config: bytes) -> Any:
+    try:
+        return pickle.loads(config)
+    except Exception as error:
+        text = f"the configuration of the session cannot be read here: {type(error).__name__}: {error}"
+        raise InvalidStateError(text, "init") from error
 
 
 _lock = threading.RLock()
 _current: Session | None = None
-_place: dict[str, Any] = {}  # where this process looked for a session last; a forked child looks there too
+_place: dict[str, Any] = {}  # where this process, or the one it was forked from, looked for a session last
 
 
 def _options(conf: Any, mode: str) -> dict[str, Any]:
@@ -104,7 +159,7 @@ def _runtime(conf: Any) -> str:
     return {"auto": "auto", "embedded": "own", "attach": "attach", "own": "own"}[runtime]
 
 
-def open_session(conf: Any, mode: str | None = None) -> Session:
+def open_session(conf: Any, mode: str | None = None, folder: str | None = None) -> Session:
     """Join the running session of this host, or start one; the session of this process when it has one."""
     global _current
     with _lock:
@@ -112,7 +167,10 @@ def open_session(conf: Any, mode: str | None = None) -> Session:
             return _current
         options = _options(conf, mode or _runtime(conf))
         options["config"] = _pickled(conf)
-        _place.update(dir=options["dir"], namespace=options["namespace"])
+        if folder is None:
+            _place.update(dir=options["dir"], namespace=options["namespace"], pid=os.getpid())
+        else:
+            options["dir"] = folder
         _current = Session(options)
         return _current
 
@@ -137,10 +195,11 @@ def current(op: str = "") -> Session:
         if _current is not None and _current.pid == os.getpid():
             return _current
         conf = config.load(None)
-        if _place.get("namespace"):
+        if _place:
             conf["namespace"] = _place["namespace"]
+        forked = _place.get("pid", os.getpid()) != os.getpid()
         try:
-            return open_session(conf, "attach")
+            return open_session(conf, "attach", _place["dir"] if forked else None)
         except TransferQueueError as error:
             error.op = error.op or op
             raise
@@ -151,14 +210,14 @@ def has_session() -> bool:
     return _current is not None and _current.pid == os.getpid()
 
 
-def close() -> bool:
+def close(join_s: float = _CLOSE_S) -> bool:
     """End or leave the session of this process; returns whether there was one."""
     global _current
     with _lock:
         session, _current = _current, None
         if session is None or session.pid != os.getpid():
             return False
-        session.close()
+        session.close(join_s)
         return True
 
 
@@ -167,29 +226,17 @@ def _at_exit() -> None:
     if not has_session() or not _lib.loaded():
         return
     leaving = threading.Thread(target=_quietly, name="tq-exit", daemon=True)
-    leaving.start()
-    leaving.join(_CLOSE_S)
+    try:
+        leaving.start()
+    except RuntimeError:  # Python 3.12 starts no threads so late
+        _quietly()
+    else:
+        leaving.join(_CLOSE_S)
 
 
 def _quietly() -> None:
     with contextlib.suppress(TransferQueueError):
-        close()
-
-
-def poisoned(error: TransferQueueError) -> bool:
-    """Whether an error says that the library has had a panic."""
-    return error.code == Code.INTERNAL
-
-
-def require(op: str) -> Session:
-    """The session that this process has; never joins one.
-
-    Raises:
-        InvalidStateError: this process has none.
-    """
-    if not has_session() or _current is None:
-        raise InvalidStateError("transfer queue is not initialized in this process, call init() first", op)
-    return _current
+        close(join_s=0)
 
 
 def _after_fork() -> None:

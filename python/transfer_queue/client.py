@@ -62,7 +62,7 @@ class AsyncTransferQueueClient:
     def __init__(self, client_id: str = "", controller_info: Any = None) -> None:
         self.client_id, self.controller_info = client_id, controller_info
 
-    async def _await(self, call: Call[Any]) -> Any:
+    async def _await(self, call: Call[_T]) -> _T:
         return await _calls.run_async(_session.current().handle, call)
 
     # ---- rows -------------------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class AsyncTransferQueueClient:
 
     # ---- status -----------------------------------------------------------------------------------------------------
 
-    async def _status(self, op: Op, body: list[Any], timeout: float | None) -> Any:
+    async def _status(self, op: Op, body: list[Any], timeout: float | None) -> tuple[list[int], int, bytes] | None:
         return await self._await(_requests.status(_session.current(), op, body, timeout))
 
     async def async_get_consumption_status(
@@ -260,7 +260,7 @@ def _table_of(known: tuple[list[int], int, bytes], flat: bool) -> tuple[torch.Te
 class _Waiting(AsyncTransferQueueClient):
     """The same coroutines with calls that wait, so that they run to their end when they are started."""
 
-    async def _await(self, call: Call[Any]) -> Any:
+    async def _await(self, call: Call[_T]) -> _T:
         return _calls.run(_session.current().handle, call)
 
 

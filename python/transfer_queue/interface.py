@@ -1,12 +1,13 @@
 """The public functions: a session, and the key-value interface. Every ``kv_x`` has a twin ``async_kv_x``.
 
-A key names a sample of a partition, a field is a column, a tag is a small dict kept with the key. Unless said otherwise a
-call that fails has changed nothing. Every call takes ``timeout`` in seconds, by default ``client.timeout_s`` of the
+A key names a sample of a partition, a field is a column, a tag is a small dict kept with the key. Unless said otherwise
+a call that fails has changed nothing. Every call takes ``timeout`` in seconds, by default ``client.timeout_s`` of the
 configuration.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from tensordict import TensorDict
 
 from transfer_queue import _calls, _requests, _session, config, sampler
 from transfer_queue.client import TransferQueueClient, UnitInfo
-from transfer_queue.errors import DeadlineExceededError, NotInitializedError
+from transfer_queue.errors import DeadlineExceededError, NotInitializedError, TransferQueueError
 from transfer_queue.merge import NativeMerge
 from transfer_queue.metadata import KVBatchMeta
 
@@ -33,8 +34,8 @@ _TQ_STORAGE: Any = None
 def init(conf: Any = None) -> Any:
     """Start a session, or join the one that runs on this host.
 
-    The first process of a host that calls it owns the session: controller and units run inside it, and its ``close`` or its
-    end is the end of the session. Every other process attaches, and its configuration is ignored.
+    The first process of a host that calls it owns the session: controller and units run inside it, and its ``close`` or
+    its end is the end of the session. Every other process attaches, and its configuration is ignored.
 
     Args:
         conf: dict or DictConfig laid over the packaged ``config.yaml``; unknown keys are kept and ignored.
@@ -237,16 +238,16 @@ def kv_batch_update(
 ) -> KVBatchMeta:
     """Store ``merge_fn(stored, new)`` in every cell of the samples, computed where the cells lie.
 
-    Applied exactly once, also when a reply is lost, and all or nothing over all samples, fields and units. Updates of one
-    cell happen one after another. Tags and consumption are left alone.
+    Applied exactly once, also when a reply is lost, and all or nothing over all samples, fields and units. Updates of
+    one cell happen one after another. Tags and consumption are left alone.
 
     Args:
         keys: samples that exist.
         partition_id: their partition.
         fields: TensorDict of batch size ``[len(keys)]`` with the new values; every key must have every field.
         merge_fn: ``"concat"``, ``"add"``, ``"replace"``, ``"max"``, ``"min"`` or an object of ``transfer_queue.merge``,
-            which run in the core; or a callable, which is shipped with cloudpickle and called for every cell with private
-            copies of the stored and the new value. dtype and kind must stay, the shape may change.
+            which run in the core; or a callable, which is shipped with cloudpickle and called for every cell with
+            private copies of the stored and the new value. dtype and kind must stay, the shape may change.
         timeout: seconds; when it is over nothing was changed.
 
     Raises:
@@ -503,7 +504,8 @@ async def kv_watch(partition_id: str) -> AsyncIterator[Change]:
             for change in changes:
                 yield Change(*change)
     finally:
-        await _calls.run_async(session.handle, _requests.watch_close(session, watch))
+        with contextlib.suppress(TransferQueueError):  # the end of the session has ended the watch
+            await _calls.run_async(session.handle, _requests.watch_close(session, watch))
 
 
 async_kv_watch = kv_watch

@@ -1,4 +1,7 @@
-"""Samplers decide which ready samples a fetch returns. The controller runs them; these classes name and describe them."""
+"""Samplers decide which ready samples a fetch returns.
+
+The controller runs them; these classes name and describe them.
+"""
 
 from __future__ import annotations
 
