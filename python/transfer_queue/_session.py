@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import logging
 import os
 import pickle
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 
 from transfer_queue import _calls, _lib, config
 from transfer_queue._jobs import Workers
-from transfer_queue.errors import InvalidArgumentError, InvalidStateError, TransferQueueError
+from transfer_queue.errors import InvalidArgumentError, InvalidStateError, TransferQueueError, UnimplementedError
 
 _CLOSE_S = 5.0
 
@@ -153,10 +154,26 @@ def version() -> str:
 
 def _runtime(conf: Any) -> str:
     """Mode of the core for the configured runtime."""
-    runtime = conf.get("runtime") or "auto"
-    if os.environ.get("TQ_ADDRESS"):
-        runtime = "attach"
-    return {"auto": "auto", "embedded": "own", "attach": "attach", "own": "own"}[runtime]
+    return {"auto": "auto", "embedded": "own", "attach": "attach"}[conf.get("runtime") or "auto"]
+
+
+def _refuse_what_is_missing(conf: Any) -> None:
+    """Raise for a configuration that asks for something this release does not have; ignoring it could lose data."""
+    storage = conf["backend"]["SimpleStorage"] or {}
+    asked = {
+        "TQ_ADDRESS": os.environ.get("TQ_ADDRESS") or None,
+        "runtime: ray": True if conf.get("runtime") == "ray" else None,
+        "backend.SimpleStorage.ssd_offload.enabled": (storage.get("ssd_offload") or {}).get("enabled") or None,
+        "backend.SimpleStorage.disk_limit_bytes": storage.get("disk_limit_bytes"),
+    }
+    backend = conf["backend"].get("storage_backend")
+    if backend != "SimpleStorage":
+        asked[f"backend.storage_backend: {backend}"] = True
+    missing = [name for name, value in asked.items() if value is not None]
+    if missing:
+        raise UnimplementedError(f"not supported by this release: {', '.join(missing)}", "init")
+    if (conf.get("metrics") or {}).get("enabled"):
+        logging.getLogger(__name__).warning("metrics.enabled: this release exports no metrics")
 
 
 def open_session(conf: Any, mode: str | None = None, folder: str | None = None) -> Session:
@@ -165,6 +182,7 @@ def open_session(conf: Any, mode: str | None = None, folder: str | None = None) 
     with _lock:
         if _current is not None and _current.pid == os.getpid():
             return _current
+        _refuse_what_is_missing(conf)
         options = _options(conf, mode or _runtime(conf))
         options["config"] = _pickled(conf)
         if folder is None:
