@@ -73,7 +73,8 @@ func BenchmarkFetch1024OfMillion(b *testing.B) {
 
 func BenchmarkFetchTooFewOfMillion(b *testing.B) {
 	c := filled(b, "p", million)
-	c.Fetch(FetchRequest{Partition: "p", Fields: eight, N: million - 7, Task: "t"}, &first{})
+	_, err := c.Fetch(FetchRequest{Partition: "p", Fields: eight, N: million - 7, Task: "t"}, &first{})
+	require.NoError(b, err)
 	for b.Loop() {
 		if d, err := c.Fetch(FetchRequest{Partition: "p", Fields: eight, N: 1024, Task: "t"}, &first{}); err != nil || d != nil {
 			b.Fatal("there were seven")
@@ -109,15 +110,16 @@ func BenchmarkPut1024Keys(b *testing.B) {
 		b.Run(name+"/new", func(b *testing.B) {
 			c := New(Options{})
 			c.AddUnit(0, "h")
-			keys := make([][]string, b.N)
-			for i := range keys {
-				for k := range 1024 {
-					keys[i] = append(keys[i], fmt.Sprint("sample-", i, "-", k))
-				}
-			}
+			keys := prefixed("sample", 1024*20)
 			b.ResetTimer()
 			for i := range b.N {
-				put(b, c, &Write{Partition: fmt.Sprint(i / 100), Keys: keys[i], Columns: columns}, rooms)
+				from := i % 20 * 1024
+				put(b, c, &Write{Partition: "p", Keys: keys[from : from+1024], Columns: columns}, rooms)
+				if i%20 == 19 {
+					b.StopTimer()
+					c.FinishClear(c.StartClearPartition("p"))
+					b.StartTimer()
+				}
 			}
 		})
 		b.Run(name+"/again", func(b *testing.B) {

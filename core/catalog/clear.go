@@ -74,10 +74,10 @@ func (c *Catalog) StartClearPartition(partition string) *Clearing {
 // startClear hides active samples and returns them with those that are hidden already. Indexes may repeat.
 func (c *Catalog) startClear(p *partition, active, again []int64) *Clearing {
 	active, again = unique(active), unique(again)
-	cl := &Clearing{Partition: p.name}
-	for _, i := range append(slices.Clone(active), again...) {
-		cl.Samples = append(cl.Samples, c.sample(i))
-		cl.Units = append(cl.Units, c.home(i).id)
+	all := slices.Concat(active, again)
+	cl := &Clearing{Partition: p.name, Samples: make([]schema.Sample, len(all)), Units: make([]uint32, len(all))}
+	for k, i := range all {
+		cl.Samples[k], cl.Units[k] = c.sample(i), c.home(i).id
 	}
 	rows := bitset.NewMask(active)
 	p.owned.RemoveAll(rows)
@@ -90,6 +90,9 @@ func (c *Catalog) startClear(p *partition, active, again []int64) *Clearing {
 	}
 	for _, done := range p.consumed {
 		done.RemoveAll(rows)
+	}
+	if p.keyed.HasAny(rows) {
+		cl.Events = make([]Event, 0, len(active))
 	}
 	for _, i := range active {
 		c.tags.clear(i)

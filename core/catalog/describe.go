@@ -30,7 +30,7 @@ func (c *Catalog) Describe(partition string, samples []schema.Sample, fields []s
 	if fields == nil {
 		fields = p.common(bitset.NewMask(indexes))
 	}
-	return c.describe(p, indexes, p.registeredOf(fields)), nil
+	return c.describe(indexes, p.registeredOf(fields)), nil
 }
 
 // Lookup returns the metadata of those keys that exist, in their order, with the fields that all of them have. Read-only.
@@ -45,7 +45,7 @@ func (c *Catalog) Lookup(partition string, keys []string) *Described {
 			indexes = append(indexes, i)
 		}
 	}
-	return c.describe(p, indexes, p.registeredOf(p.common(bitset.NewMask(indexes))))
+	return c.describe(indexes, p.registeredOf(p.common(bitset.NewMask(indexes))))
 }
 
 // ForceFetch returns the metadata of every index of a partition, ascending, those included that are only reserved. It
@@ -55,7 +55,7 @@ func (c *Catalog) ForceFetch(partition string, fields []string) (*Described, err
 	if err != nil {
 		return nil, err
 	}
-	return c.describe(p, p.owned.Members(nil), p.registeredOf(fields)), nil
+	return c.describe(p.owned.Members(nil), p.registeredOf(fields)), nil
 }
 
 // KeysOf returns the key of each index, and which indexes have one. Read-only. An unknown partition gives InvalidState.
@@ -84,7 +84,7 @@ func (p *partition) registeredOf(names []string) []*field {
 	return out
 }
 
-func (c *Catalog) describe(p *partition, indexes []int64, fields []*field) *Described {
+func (c *Catalog) describe(indexes []int64, fields []*field) *Described {
 	out := &Described{
 		Samples: make([]schema.Sample, len(indexes)),
 		Columns: make([]schema.Column, len(fields)),

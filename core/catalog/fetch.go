@@ -75,7 +75,7 @@ func (c *Catalog) Fetch(r FetchRequest, s Sampler) (*Described, error) {
 		return nil, nil
 	}
 	c.consume(p, r.Task, consumed)
-	return c.describe(p, sampled, p.registeredOf(r.Fields)), nil
+	return c.describe(sampled, p.registeredOf(r.Fields)), nil
 }
 
 // consume marks samples as consumed; what does not exist is ignored.

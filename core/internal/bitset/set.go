@@ -10,8 +10,6 @@ import "math/bits"
 const (
 	wordBits  = 64
 	pageWords = 64
-	// pageBits is the number of members a page has room for.
-	pageBits = wordBits * pageWords
 )
 
 // page is one allocated piece of a set; a page without members is not kept.
