@@ -46,7 +46,7 @@ func (c *Catalog) Apply(w *Write, units []uint32) (*Applied, error) {
 		}
 	}
 	slices.Sort(fields)
-	return c.applied(p, pl.rows, rows, w.Update, fields), nil
+	return c.applied(p, pl.rows, rows, w, fields), nil
 }
 
 // settle checks that the rows can be where their cells are staged, and counts those that become active.
@@ -141,9 +141,9 @@ func (c *Catalog) draw(p *partition, n int) []int64 {
 }
 
 // applied reports on rows that were written.
-func (c *Catalog) applied(p *partition, rows []int64, mask bitset.Mask, update bool, fields []string) *Applied {
+func (c *Catalog) applied(p *partition, rows []int64, mask bitset.Mask, w *Write, fields []string) *Applied {
 	kind := EventPut
-	if update {
+	if w.Update {
 		kind = EventUpdate
 	}
 	out := &Applied{
@@ -151,12 +151,16 @@ func (c *Catalog) applied(p *partition, rows []int64, mask bitset.Mask, update b
 		Fields:  p.common(mask),
 		Tags:    make([][]byte, len(rows)),
 	}
-	if p.keyed.HasAny(mask) {
+	watched := !w.Unwatched && p.keyed.HasAny(mask)
+	if watched {
 		out.Events = make([]Event, 0, len(rows))
 	}
 	for i, index := range rows {
 		out.Samples[i] = c.sample(index)
 		out.Tags[i] = c.tagsOf(index)
+		if !watched {
+			continue
+		}
 		if key, ok := c.keyOf(p, index); ok {
 			out.Events = append(out.Events, Event{kind, key, fields, out.Tags[i]})
 		}

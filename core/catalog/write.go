@@ -20,6 +20,8 @@ type Write struct {
 	Columns []schema.Column // valid ones; of an update: to Check the new values, to Apply what is stored
 	Tags    [][]byte        // nil, or per row a msgpack map that is merged onto the stored one, or nothing
 	Update  bool            // rows and fields must exist already
+	// Unwatched leaves Applied.Events out, which nobody asks for.
+	Unwatched bool
 }
 
 // Applied is what a write did. Its rows are those of the write.

@@ -420,6 +420,7 @@ func (t *txn) cells() *writeSet {
 
 // applyLocked changes the catalog and commits the units. Called with mu held.
 func (t *txn) applyLocked() (*wire.PutResult, error) {
+	t.write.Unwatched = len(t.s.mu.watches[t.write.Partition]) == 0
 	applied, err := t.s.mu.cat.Apply(&t.write, t.units)
 	if err != nil {
 		return nil, err
@@ -438,9 +439,17 @@ func (t *txn) applyLocked() (*wire.PutResult, error) {
 		sh.staged.Commit(samples)
 	}
 	t.s.changed(t.write.Partition, applied.Events)
-	result := &wire.PutResult{Fields: applied.Fields, Tags: applied.Tags}
+	result := &wire.PutResult{Fields: applied.Fields, Tags: someTags(applied.Tags)}
 	result.Indexes, result.Generations = indexLists(applied.Samples)
 	return result, nil
+}
+
+// someTags returns nil when no row has a tag, which spares the client a thousand empty dicts.
+func someTags(tags [][]byte) [][]byte {
+	if slices.ContainsFunc(tags, func(tag []byte) bool { return len(tag) > 1 }) { // an empty map has one byte
+		return tags
+	}
+	return nil
 }
 
 func indexLists(samples []schema.Sample) (wire.Ints, wire.Ints) {
