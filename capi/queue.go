@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"transferqueue/core/client"
+	"transferqueue/core/guard"
 	"transferqueue/core/session"
 	"transferqueue/core/tqerr"
 )
@@ -28,6 +29,22 @@ type queue struct {
 type completion struct {
 	ticket uint64
 	result *client.Result
+}
+
+func init() { guard.OnPoison(wakeAll) }
+
+// wakeAll lets every waiting thread and loop find out that the library is out of use: the request it waits for may have
+// died in the panic.
+func wakeAll() {
+	for _, v := range handles.all() {
+		if q, ok := v.(*queue); ok {
+			q.mu.Lock()
+			if !q.mu.closed {
+				q.wakeLocked()
+			}
+			q.mu.Unlock()
+		}
+	}
 }
 
 func newQueue() (*queue, error) {
@@ -69,6 +86,11 @@ func (q *queue) push(ticket uint64, r *client.Result) {
 		return
 	}
 	q.mu.done = append(q.mu.done, completion{ticket, r})
+	q.wakeLocked()
+}
+
+// wakeLocked makes the eventfd readable.
+func (q *queue) wakeLocked() {
 	var one [8]byte
 	binary.NativeEndian.PutUint64(one[:], 1)
 	_, _ = unix.Write(q.fd, one[:]) // fails only when 2^64-1 completions wait
@@ -83,9 +105,7 @@ func (q *queue) take(n int) []completion {
 	out := q.mu.done[:n:n]
 	q.mu.done = q.mu.done[n:]
 	if len(q.mu.done) > 0 {
-		var one [8]byte
-		binary.NativeEndian.PutUint64(one[:], 1)
-		_, _ = unix.Write(q.fd, one[:])
+		q.wakeLocked()
 	}
 	return out
 }

@@ -12,6 +12,7 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"sync"
 	"sync/atomic"
 
 	"transferqueue/core/tqerr"
@@ -21,7 +22,20 @@ var (
 	poison atomic.Pointer[tqerr.Error]
 	// stderr is replaced by tests.
 	stderr io.Writer = os.Stderr
+
+	listeners struct {
+		sync.Mutex
+		fns []func()
+	}
 )
+
+// OnPoison has fn called on a goroutine of its own when a panic poisons the library, so that nobody goes on waiting for
+// an answer that the panic took with it.
+func OnPoison(fn func()) {
+	listeners.Lock()
+	defer listeners.Unlock()
+	listeners.fns = append(listeners.fns, fn)
+}
 
 // maxStacks bounds the stacks that are printed; thousands of goroutines would take minutes.
 const maxStacks = 1 << 20
@@ -57,6 +71,11 @@ func Poison(value any) {
 	stacks := make([]byte, maxStacks)
 	stacks = stacks[:runtime.Stack(stacks, true)]
 	fmt.Fprintf(stderr, "transfer_queue: panic: %v\n\n%s\n", value, stacks)
+	listeners.Lock()
+	defer listeners.Unlock()
+	for _, fn := range listeners.fns {
+		Go("poison listener", fn)
+	}
 }
 
 // Poisoned returns the Internal error of a poisoned library, else nil. It costs one atomic load.
