@@ -1,8 +1,11 @@
 // Package client is the queue as a process sees it: it sends requests, moves payload between the caller's memory and unit
 // memory, and builds results. It keeps no state about partitions.
 //
-// A request that changes something carries a sequence number; it may be sent again under the same number, and the server
-// answers with the first outcome. Locks: each file's own, all leaves.
+// A request that changes or grants something carries a sequence; it may be sent again under the same one, and the server
+// answers with the first outcome. One that ends here without an answer, because its time is over or it was cancelled, is
+// called off: the server says what has become of it, so that a timeout never means "perhaps".
+//
+// Locks: each file's own, all leaves.
 package client
 
 import (
@@ -24,9 +27,13 @@ import (
 // a copy is cheaper than a second round trip.
 const InlineLimit = 64 << 10
 
-// answerGrace is how much longer than the request's own time a client waits, so that the server's answer decides what a
-// timeout means: it has given up and changed nothing, or it has finished.
-const answerGrace = 2 * time.Second
+const (
+	// answerGrace is how much longer than the request's own time a client waits for the answer, which comes when that time
+	// is over, at the latest.
+	answerGrace = time.Second
+	// settleTime is how long a client then waits to hear what became of a request.
+	settleTime = time.Second
+)
 
 // Options configure a client.
 type Options struct {
@@ -44,11 +51,12 @@ type Client struct {
 	segments segments
 	mu       struct {
 		sync.Mutex
-		conn     transport.Conn
-		next     uint64 // last sequence given out
-		inflight map[uint64]struct{}
-		closed   bool
+		conn   transport.Conn
+		counts []uint64 // of each lane: the requests it has had
+		idle   []uint64 // lanes without a request; the last one is used next
+		closed bool
 	}
+	redialing  chan struct{} // has one element while somebody redials
 	background context.Context
 	stop       context.CancelFunc
 }
@@ -62,9 +70,8 @@ func NewID() uint64 {
 
 // New makes a client over a connection.
 func New(o Options) *Client {
-	c := &Client{opts: o}
+	c := &Client{opts: o, redialing: make(chan struct{}, 1)}
 	c.mu.conn = o.Conn
-	c.mu.inflight = map[uint64]struct{}{}
 	c.segments.init()
 	c.background, c.stop = context.WithCancel(context.Background())
 	return c
@@ -77,9 +84,8 @@ func (c *Client) Close() error {
 	conn := c.mu.conn
 	c.mu.Unlock()
 	c.stop()
-	err := conn.Close()
-	c.segments.close()
-	return err
+	c.segments.close() // before the server hears of it and reuses what is viewed
+	return conn.Close()
 }
 
 // Flags change how the result of a get is built; the numbers are those of enum tq_flags.
@@ -109,11 +115,11 @@ type Result struct {
 	Columns []ResultColumn
 }
 
-// changes lists the requests that carry a sequence number.
-var changes = map[wire.Op]bool{
-	wire.OpPut: true, wire.OpCommit: true, wire.OpAbort: true, wire.OpClear: true, wire.OpClearPartition: true,
-	wire.OpWatchNext: true, wire.OpMeta: true, wire.OpRetrieveMeta: true, wire.OpSetTags: true,
-	wire.OpResetConsumption: true, wire.OpWatchOpen: true,
+// sequenced lists the requests that carry a sequence: those that change something, and those whose reply grants something.
+var sequenced = map[wire.Op]bool{
+	wire.OpPut: true, wire.OpCommit: true, wire.OpClear: true, wire.OpClearPartition: true, wire.OpMeta: true,
+	wire.OpRetrieveMeta: true, wire.OpSetTags: true, wire.OpResetConsumption: true, wire.OpGet: true,
+	wire.OpWatchOpen: true, wire.OpWatchNext: true,
 }
 
 // Start begins a request. done is called exactly once, from any goroutine, unless Start returns an error. cancel ends the
@@ -152,54 +158,90 @@ func plainResult(reply *wire.Reply, err error) *Result {
 	return &Result{Body: reply.Body}
 }
 
-// sequence gives out a number for a request that changes something, and the lowest one that may still be repeated.
-func (c *Client) sequence(op wire.Op) (uint64, func()) {
-	if !changes[op] {
-		return 0, func() {}
-	}
+// takeLane gives a sequence to a request. Lanes are reused from the top of a stack, so there are as many as there ever were
+// requests in flight at a time.
+func (c *Client) takeLane() (sequence uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.mu.next++
-	n := c.mu.next
-	c.mu.inflight[n] = struct{}{}
-	return n, func() {
-		c.mu.Lock()
-		delete(c.mu.inflight, n)
-		c.mu.Unlock()
+	if len(c.mu.idle) == 0 {
+		c.mu.idle = append(c.mu.idle, uint64(len(c.mu.counts)))
+		c.mu.counts = append(c.mu.counts, 0)
 	}
+	last := len(c.mu.idle) - 1
+	lane := c.mu.idle[last]
+	c.mu.idle = c.mu.idle[:last]
+	c.mu.counts[lane]++
+	return wire.Sequence(lane, c.mu.counts[lane])
 }
 
-func (c *Client) ack() (transport.Conn, uint64) {
+func (c *Client) giveLane(sequence uint64) {
+	lane, _ := wire.SplitSequence(sequence)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	lowest := c.mu.next + 1
-	for n := range c.mu.inflight {
-		lowest = min(lowest, n)
-	}
-	return c.mu.conn, lowest
+	c.mu.idle = append(c.mu.idle, lane)
 }
 
-// call sends a request until it has an answer, the time is over, or the connection is lost for good.
+func (c *Client) conn() transport.Conn {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.mu.conn
+}
+
+// call sends a request until it has an answer, its time is over, or the connection is lost for good.
 func (c *Client) call(ctx context.Context, op wire.Op, body, payload []byte, timeout time.Duration) (*wire.Reply, error) {
+	req := &wire.Request{Op: op, Timeout: timeout, Body: body, Payload: payload}
 	if timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, timeout+answerGrace)
 		defer cancel()
 	}
-	sequence, end := c.sequence(op)
-	defer end()
+	if !sequenced[op] {
+		return c.repeat(ctx, req)
+	}
+	req.Sequence = c.takeLane()
+	defer c.giveLane(req.Sequence)
+	reply, err := c.repeat(ctx, req)
+	if err != nil && ctx.Err() != nil {
+		return c.settle(req.Sequence, err)
+	}
+	return reply, err
+}
+
+// settle calls a request off that has ended with err here. It returns its outcome when it has one after all, and err when
+// nothing has happened or the server cannot be asked.
+func (c *Client) settle(sequence uint64, err error) (*wire.Reply, error) {
+	ctx, cancel := context.WithTimeout(c.background, settleTime)
+	defer cancel()
+	reply, asked := c.callOff(ctx, sequence)
+	switch tqerr.CodeOf(asked) {
+	case tqerr.OK:
+		return reply, nil
+	case tqerr.Cancelled, tqerr.DeadlineExceeded, tqerr.Unavailable:
+		return nil, err
+	default:
+		return nil, asked
+	}
+}
+
+func (c *Client) callOff(ctx context.Context, sequence uint64) (*wire.Reply, error) {
+	body, err := wire.Marshal(&wire.TxnRequest{Txn: sequence})
+	if err != nil {
+		return nil, err
+	}
+	return c.repeat(ctx, &wire.Request{Op: wire.OpAbort, Body: body})
+}
+
+// repeat sends a request again and again until it has an answer.
+func (c *Client) repeat(ctx context.Context, req *wire.Request) (*wire.Reply, error) {
 	for {
-		conn, ack := c.ack()
-		req := &wire.Request{Op: op, Sequence: sequence, Ack: ack, Timeout: timeout, Body: body, Payload: payload}
+		conn := c.conn()
 		reply, err := c.once(ctx, conn, req)
 		switch {
-		case err == nil:
-			return reply, nil
-		case ctx.Err() != nil:
-			return nil, err
+		case err == nil || ctx.Err() != nil:
+			return reply, err
 		case err == errLost:
-		case tqerr.CodeOf(err) == tqerr.Unavailable && c.opts.Redial != nil:
-			if derr := c.redial(ctx, conn); derr != nil {
+		case c.opts.Redial != nil && ended(conn):
+			if c.redial(ctx, conn) != nil {
 				return nil, err
 			}
 		default:
@@ -208,8 +250,17 @@ func (c *Client) call(ctx context.Context, op wire.Op, body, payload []byte, tim
 	}
 }
 
+func ended(conn transport.Conn) bool {
+	select {
+	case <-conn.Done():
+		return true
+	default:
+		return false
+	}
+}
+
 // errLost says that no reply came in time and the request may be sent again.
-var errLost = tqerr.New(tqerr.DeadlineExceeded, "no reply")
+var errLost error = tqerr.New(tqerr.DeadlineExceeded, "no reply")
 
 // once sends a request once.
 func (c *Client) once(ctx context.Context, conn transport.Conn, req *wire.Request) (*wire.Reply, error) {
@@ -225,11 +276,15 @@ func (c *Client) once(ctx context.Context, conn transport.Conn, req *wire.Reques
 	return reply, err
 }
 
+// redial replaces a lost connection, unless somebody else has done so.
 func (c *Client) redial(ctx context.Context, lost transport.Conn) error {
-	c.mu.Lock()
-	current := c.mu.conn
-	c.mu.Unlock()
-	if current != lost {
+	select {
+	case c.redialing <- struct{}{}:
+		defer func() { <-c.redialing }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if c.conn() != lost {
 		return nil
 	}
 	fresh, err := c.opts.Redial(ctx)
@@ -237,21 +292,26 @@ func (c *Client) redial(ctx context.Context, lost transport.Conn) error {
 		return err
 	}
 	c.mu.Lock()
-	if c.mu.conn != lost || c.mu.closed {
+	if c.mu.closed {
 		c.mu.Unlock()
-		return fresh.Close()
+		_ = fresh.Close()
+		return tqerr.New(tqerr.InvalidState, "the client is closed")
 	}
 	c.mu.conn = fresh
 	c.mu.Unlock()
 	return lost.Close()
 }
 
-// notify sends a request without a reply; a lost connection has the same effect as the request.
-func (c *Client) notify(op wire.Op, body any) {
-	data, err := wire.Marshal(body)
+// release ends leases. On a connection that loses nothing a notification will do: when the connection ends, so do the leases.
+func (c *Client) release(leases wire.Ints) {
+	body, err := wire.Marshal(&wire.ReleaseRequest{Leases: leases})
 	if err != nil {
 		return
 	}
-	conn, ack := c.ack()
-	_ = conn.Notify(&wire.Request{Op: op, Ack: ack, Body: data})
+	req := &wire.Request{Op: wire.OpRelease, Body: body}
+	if c.opts.Resend == 0 && c.opts.Redial == nil {
+		_ = c.conn().Notify(req)
+		return
+	}
+	guard.Go("client release", func() { _, _ = c.repeat(c.background, req) })
 }

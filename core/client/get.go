@@ -2,8 +2,8 @@ package client
 
 import (
 	"context"
+	"slices"
 
-	"transferqueue/core/arena"
 	"transferqueue/core/guard"
 	"transferqueue/core/schema"
 	"transferqueue/core/wire"
@@ -25,9 +25,11 @@ func (c *Client) get(ctx context.Context, req *Request) *Result {
 	if err := wire.Unmarshal(answer.Body, &reply); err != nil {
 		return &Result{Err: err}
 	}
-	g := &getting{c: c, ctx: ctx, reply: &reply, payload: answer.Payload}
+	g := newGetting(ctx, c, &reply, answer.Payload)
 	columns, err := g.build(req.Flags)
-	g.end()
+	if len(g.leases) > 0 {
+		c.release(g.leases)
+	}
 	if err != nil {
 		for _, col := range columns {
 			Release(col.Token)
@@ -49,20 +51,25 @@ type getting struct {
 	ctx     context.Context
 	reply   *wire.GetReply
 	payload []byte
-	leases  wire.Ints // to be released when everything is copied
+	leases  wire.Ints // to be released when everything is copied; those of views are taken out
 }
 
-// end releases what was copied; views keep their leases.
-func (g *getting) end() {
-	if g.reply.Lease != 0 {
-		g.leases = append(g.leases, int64(g.reply.Lease))
+func newGetting(ctx context.Context, c *Client, reply *wire.GetReply, payload []byte) *getting {
+	g := &getting{c: c, ctx: ctx, reply: reply, payload: payload}
+	if reply.Lease != 0 {
+		g.leases = append(g.leases, int64(reply.Lease))
 	}
-	if len(g.leases) > 0 {
-		g.c.notify(wire.OpRelease, &wire.ReleaseRequest{Leases: g.leases})
+	for i := range reply.Columns {
+		if lease := reply.Columns[i].Lease; lease != 0 {
+			g.leases = append(g.leases, int64(lease))
+		}
 	}
+	return g
 }
 
 func (g *getting) build(flags Flags) ([]ResultColumn, error) {
+	g.c.segments.using.RLock()
+	defer g.c.segments.using.RUnlock()
 	out := make([]ResultColumn, len(g.reply.Columns))
 	for i := range out {
 		out[i].Column = schema.Column(g.reply.Columns[i].Column)
@@ -92,13 +99,7 @@ func (g *getting) layOut(out []ResultColumn, views bool) error {
 	for i := range out {
 		r := &out[i]
 		size := r.Column.Bytes()
-		if lease := g.reply.Columns[i].Lease; lease != 0 {
-			if views && g.view(r, g.reply.Columns[i].Runs, lease) {
-				continue
-			}
-			g.leases = append(g.leases, int64(lease))
-		}
-		if size == 0 {
+		if size == 0 || (views && g.view(r, g.reply.Columns[i].Runs, g.reply.Columns[i].Lease)) {
 			continue
 		}
 		if size < ownBlock && r.Form != ObjectRows {
@@ -179,7 +180,7 @@ func (p *packer) place(c *Client) error {
 // view maps a column that lies in one piece of unit memory, when nobody in this process views its pages already.
 func (g *getting) view(r *ResultColumn, runs []wire.Run, lease uint64) bool {
 	size := r.Column.Bytes()
-	if size < viewBytes || r.Ragged > 1 || r.Form == ObjectRows || !contiguous(runs) {
+	if lease == 0 || size < viewBytes || r.Ragged > 1 || r.Form == ObjectRows || !contiguous(runs) {
 		return false
 	}
 	first := runs[0]
@@ -191,17 +192,21 @@ func (g *getting) view(r *ResultColumn, runs []wire.Run, lease uint64) bool {
 	if !ok {
 		return false
 	}
-	r.Data, r.view = data, true
-	r.Token = hold(&memory{data: data, free: func() { g.c.endView(m, first.Block.Offset, size, lease) }})
+	g.leases = slices.DeleteFunc(g.leases, func(l int64) bool { return l == int64(lease) })
+	view := &memory{data: data}
+	view.free = func() { g.c.endView(view, first.Block.Offset, lease) }
+	g.c.segments.addView(view, m)
+	r.Data, r.view, r.Token = data, true, hold(view)
 	return true
 }
 
 // endView drops pages that the reader wrote and ends the lease. It may be called in a finalizer, so the work is done
 // elsewhere.
-func (c *Client) endView(m *arena.Mapping, offset, size int64, lease uint64) {
+func (c *Client) endView(view *memory, offset int64, lease uint64) {
 	guard.Go("client view", func() {
-		m.EndLease(offset, size)
-		c.notify(wire.OpRelease, &wire.ReleaseRequest{Leases: wire.Ints{int64(lease)}})
+		if closed := c.segments.endView(view, offset); !closed {
+			c.release(wire.Ints{int64(lease)})
+		}
 	})
 }
 
@@ -223,16 +228,14 @@ func (g *getting) copyRuns(r *ResultColumn, runs []wire.Run) error {
 	if r.Form == Jagged && r.Ragged > 1 {
 		return g.copyInterleaved(r, runs)
 	}
-	dst := r.Data
+	return g.copyTo(r.Data, runs)
+}
+
+func (g *getting) copyTo(dst []byte, runs []wire.Run) error {
 	for _, run := range runs {
-		if run.Block.Size == 0 {
-			continue
-		}
-		m, err := g.c.mapping(g.ctx, run.Unit, run.Block.Segment)
-		if err != nil {
+		if err := g.c.read(g.ctx, dst, run.Unit, run.Block); err != nil {
 			return err
 		}
-		m.Read(dst[:run.Block.Size], run.Block.Offset)
 		dst = dst[run.Block.Size:]
 	}
 	return nil
@@ -240,13 +243,9 @@ func (g *getting) copyRuns(r *ResultColumn, runs []wire.Run) error {
 
 // copyInterleaved packs the rows first and then places them along their ragged dimension.
 func (g *getting) copyInterleaved(r *ResultColumn, runs []wire.Run) error {
-	packed := make([]byte, 0, len(r.Data))
-	for _, run := range runs {
-		src, err := g.c.block(g.ctx, run.Unit, run.Block)
-		if err != nil {
-			return err
-		}
-		packed = append(packed, src...)
+	packed := make([]byte, len(r.Data))
+	if err := g.copyTo(packed, runs); err != nil {
+		return err
 	}
 	r.place(packed)
 	return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"transferqueue/core/arena"
 	"transferqueue/core/foreign"
 	"transferqueue/core/guard"
 	"transferqueue/core/tqerr"
@@ -108,18 +109,19 @@ func (c *Client) putStaged(ctx context.Context, req *Request, put *wire.PutReque
 	case <-timer.C:
 	}
 	aside, release, err := c.copyAside(inputs)
-	if err != nil {
-		return err
-	}
 	guard.Go("client put", func() {
 		defer release()
 		g := <-grant
+		if err != nil {
+			_ = c.commit(ctx, granted{g.reply, err}, 0)
+			return
+		}
 		if g.err == nil {
 			g.err = c.fill(ctx, g.reply, aside)
 		}
 		done(c.commit(ctx, g, remaining(req.Timeout, begun)))
 	})
-	return nil
+	return err
 }
 
 // remaining returns what is left of a timeout, at least a little, so that the server decides the outcome.
@@ -130,11 +132,11 @@ func remaining(timeout time.Duration, begun time.Time) time.Duration {
 	return max(timeout-time.Since(begun), 100*time.Millisecond)
 }
 
-// copyAside copies the inputs into memory of our own.
-func (c *Client) copyAside(inputs []*foreign.Input) ([]*foreign.Input, func(), error) {
-	out := make([]*foreign.Input, len(inputs))
+// copyAside copies the inputs into memory of our own, which release gives back, also after an error.
+func (c *Client) copyAside(inputs []*foreign.Input) (out []*foreign.Input, release func(), err error) {
+	out = make([]*foreign.Input, len(inputs))
 	var buffers [][]byte
-	release := func() {
+	release = func() {
 		for _, b := range buffers {
 			c.opts.Pool.Put(b)
 		}
@@ -147,8 +149,7 @@ func (c *Client) copyAside(inputs []*foreign.Input) ([]*foreign.Input, func(), e
 		}
 		buffer, err := c.opts.Pool.Get(size)
 		if err != nil {
-			release()
-			return nil, nil, err
+			return nil, release, err
 		}
 		buffers = append(buffers, buffer)
 		in.CopyRows(buffer, 0, in.Column.Rows)
@@ -159,47 +160,60 @@ func (c *Client) copyAside(inputs []*foreign.Input) ([]*foreign.Input, func(), e
 
 // fill copies the rows into the granted blocks.
 func (c *Client) fill(ctx context.Context, g *wire.PutReply, inputs []*foreign.Input) error {
+	c.segments.using.RLock()
+	defer c.segments.using.RUnlock()
 	for _, part := range g.Parts {
 		for k, b := range part.Blocks {
 			if b.Size == 0 {
 				continue
 			}
 			m, err := c.mapping(ctx, part.Unit, b.Segment)
+			if err == nil {
+				err = fillBlock(m, b, inputs[k], part.Rows)
+			}
 			if err != nil {
 				return err
-			}
-			at := b.Offset
-			for r := 0; r+1 < len(part.Rows); r += 2 {
-				for piece := range inputs[k].Pieces(int(part.Rows[r]), int(part.Rows[r+1])) {
-					if err := m.Write(at, piece); err != nil {
-						return err
-					}
-					at += int64(len(piece))
-				}
 			}
 		}
 	}
 	return nil
 }
 
-// commit finishes a staged put, or gives its memory back when something failed before.
+func fillBlock(m *arena.Mapping, b wire.Block, in *foreign.Input, rows wire.Ints) error {
+	at := b.Offset
+	for r := 0; r+1 < len(rows); r += 2 {
+		for piece := range in.Pieces(int(rows[r]), int(rows[r+1])) {
+			if err := m.Write(at, piece); err != nil {
+				return err
+			}
+			at += int64(len(piece))
+		}
+	}
+	return nil
+}
+
+// commit finishes a staged put, or gives its memory back when something failed.
 func (c *Client) commit(ctx context.Context, g granted, timeout time.Duration) *Result {
 	if g.reply == nil {
 		return &Result{Err: g.err}
 	}
-	txn, err := wire.Marshal(&wire.TxnRequest{Txn: g.reply.Txn})
-	if err != nil {
-		return &Result{Err: err}
-	}
-	if g.err == nil && ctx.Err() == nil {
-		reply, err := c.call(ctx, wire.OpCommit, txn, nil, timeout)
-		return plainResult(reply, err)
-	}
-	if _, err := c.call(c.background, wire.OpAbort, txn, nil, answerGrace); err != nil && g.err == nil {
-		g.err = err
-	}
-	if g.err == nil {
+	if g.err == nil && ctx.Err() != nil {
 		g.err = tqerr.New(tqerr.Cancelled, "put: cancelled before it was committed")
 	}
+	if g.err == nil {
+		txn, err := wire.Marshal(&wire.TxnRequest{Txn: g.reply.Txn})
+		var reply *wire.Reply
+		if err == nil {
+			reply, err = c.call(ctx, wire.OpCommit, txn, nil, timeout)
+		}
+		if err == nil {
+			return plainResult(reply, nil)
+		}
+		g.err = err
+	}
+	// A commit that has arrived has taken the write, and there is nothing to call off; the reply would say no more.
+	ctx, cancel := context.WithTimeout(c.background, settleTime)
+	defer cancel()
+	_, _ = c.callOff(ctx, g.reply.Txn)
 	return &Result{Err: g.err}
 }

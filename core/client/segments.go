@@ -3,67 +3,142 @@ package client
 import (
 	"context"
 	"sync"
+	"sync/atomic"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"transferqueue/core/arena"
+	"transferqueue/core/tqerr"
 	"transferqueue/core/wire"
 )
 
 // segments are the mappings of unit memory in this process, made when they are first needed and kept.
 type segments struct {
-	mu    sync.Mutex
-	byKey map[segmentKey]*arena.Mapping
+	// using is held for reading by who touches mapped memory; close waits for it.
+	using sync.RWMutex
+	mu    struct {
+		sync.Mutex
+		byKey  map[segmentKey]*arena.Mapping
+		views  map[*memory]*arena.Mapping
+		closed bool
+	}
 }
 
 type segmentKey struct{ unit, segment uint32 }
 
-func (s *segments) init() { s.byKey = map[segmentKey]*arena.Mapping{} }
-
-// close keeps the mappings: results that are views live in them, and the process gives them back when it ends.
-func (s *segments) close() {}
-
-// mapping returns the mapping of a segment.
-func (c *Client) mapping(ctx context.Context, unit, segment uint32) (*arena.Mapping, error) {
-	key := segmentKey{unit, segment}
-	c.segments.mu.Lock()
-	defer c.segments.mu.Unlock()
-	if m := c.segments.byKey[key]; m != nil {
-		return m, nil
-	}
-	conn, _ := c.ack()
-	fd, size, err := conn.Segment(ctx, unit, segment)
-	if err != nil {
-		return nil, err
-	}
-	m, err := arena.Map(fd, size)
-	_ = unix.Close(fd) // the mapping has its own
-	if err != nil {
-		return nil, err
-	}
-	c.segments.byKey[key] = m
-	return m, nil
+func (s *segments) init() {
+	s.mu.byKey = map[segmentKey]*arena.Mapping{}
+	s.mu.views = map[*memory]*arena.Mapping{}
 }
 
-// block returns the bytes of a block of unit memory.
-func (c *Client) block(ctx context.Context, unit uint32, b wire.Block) ([]byte, error) {
-	if b.Size == 0 {
-		return nil, nil
+// close unmaps everything but what results view. Those keep what they show: the server may reuse the memory behind them as
+// soon as the client is gone, so every page that shows it becomes the reader's own before.
+func (s *segments) close() {
+	s.using.Lock()
+	defer s.using.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mu.closed = true
+	for view := range s.mu.views {
+		makeOwn(view.data)
 	}
-	m, err := c.mapping(ctx, unit, b.Segment)
+	for _, m := range s.mu.byKey {
+		_ = m.Close() // one that is viewed stays for endView
+	}
+}
+
+// makeOwn writes to every page of a view without changing it.
+func makeOwn(data []byte) {
+	page := uintptr(unix.Getpagesize())
+	start := uintptr(unsafe.Pointer(&data[0])) &^ 3 // a mapping starts with a page, so this is still inside
+	first := data[:1]
+	for at := start; at < start+uintptr(len(data)); at = (at &^ (page - 1)) + page {
+		word := (*uint32)(unsafe.Add(unsafe.Pointer(&first[0]), int(at)-int(uintptr(unsafe.Pointer(&first[0])))))
+		atomic.AddUint32(word, 0)
+	}
+}
+
+// addView remembers who views a mapping.
+func (s *segments) addView(view *memory, m *arena.Mapping) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mu.views[view] = m
+}
+
+// endView takes a view back. It reports that the client is closed, so that there is no lease to end.
+func (s *segments) endView(view *memory, offset int64) (closed bool) {
+	s.mu.Lock()
+	m := s.mu.views[view]
+	delete(s.mu.views, view)
+	s.mu.Unlock()
+	m.EndLease(offset, int64(len(view.data)))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.closed {
+		_ = m.Close() // the last view succeeds
+	}
+	return s.mu.closed
+}
+
+// mapping returns the mapping of a segment. The caller holds segments.using.
+func (c *Client) mapping(ctx context.Context, unit, segment uint32) (*arena.Mapping, error) {
+	key := segmentKey{unit, segment}
+	if m, err := c.segments.find(key); m != nil || err != nil {
+		return m, err
+	}
+	fd, size, err := c.conn().Segment(ctx, unit, segment)
 	if err != nil {
 		return nil, err
 	}
-	return m.Shared()[b.Offset : b.Offset+b.Size], nil
+	fresh, err := arena.Map(fd, size)
+	_ = unix.Close(fd)
+	if err != nil {
+		return nil, err
+	}
+	s := &c.segments
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if m := s.mu.byKey[key]; m != nil { // somebody else was faster
+		_ = fresh.Close()
+		return m, nil
+	}
+	s.mu.byKey[key] = fresh
+	return fresh, nil
+}
+
+func (s *segments) find(key segmentKey) (*arena.Mapping, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.closed {
+		return nil, tqerr.New(tqerr.InvalidState, "the client is closed")
+	}
+	return s.mu.byKey[key], nil
+}
+
+// read copies a block of unit memory.
+func (c *Client) read(ctx context.Context, dst []byte, unit uint32, b wire.Block) error {
+	if b.Size == 0 {
+		return nil
+	}
+	m, err := c.mapping(ctx, unit, b.Segment)
+	if err == nil {
+		m.Read(dst[:b.Size], b.Offset)
+	}
+	return err
 }
 
 // Descriptors lists the descriptors of the mapped segments, which a forked child closes so that unit memory goes back
 // when its unit ends.
 func (c *Client) Descriptors() []int {
-	c.segments.mu.Lock()
-	defer c.segments.mu.Unlock()
+	s := &c.segments
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.closed {
+		return nil
+	}
 	var out []int
-	for _, m := range c.segments.byKey {
+	for _, m := range s.mu.byKey {
 		out = append(out, m.Descriptor())
 	}
 	return out

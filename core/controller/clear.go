@@ -22,7 +22,7 @@ func (c *call) clear() (any, error) {
 		}
 		return newWriteSet(r.Partition, r.Fields, s.mu.cat.Existing(&catalog.Write{Partition: r.Partition, Keys: r.Keys}), false)
 	}
-	return c.writing(cells, func() (any, error) {
+	return c.writing(instant{cells: cells, do: func() (any, error) {
 		var cl *catalog.Clearing
 		switch {
 		case r.Fields != nil:
@@ -36,7 +36,7 @@ func (c *call) clear() (any, error) {
 		s.mu.cat.FinishClear(cl)
 		s.changed(cl.Partition, cl.Events)
 		return nil, nil
-	}, func() {})
+	}})
 }
 
 // deleteLocked deletes on the units what the catalog has hidden already.
@@ -56,12 +56,12 @@ func (c *call) clearPartition() (any, error) {
 	}
 	s := c.s
 	cells := func() *writeSet { return newWriteSet(r.Partition, nil, nil, true) }
-	return c.writing(cells, func() (any, error) {
+	return c.writing(instant{cells: cells, do: func() (any, error) {
 		cl := s.mu.cat.StartClearPartition(r.Partition)
 		s.deleteLocked(cl)
 		s.mu.cat.FinishClear(cl)
 		s.opts.Sampler.ClearPartition(r.Partition)
 		s.changed(cl.Partition, cl.Events)
 		return nil, nil
-	}, func() {})
+	}})
 }

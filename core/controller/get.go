@@ -61,12 +61,19 @@ func (c *call) keepRead(r *read, req *wire.GetRequest, reply *wire.GetReply) err
 			groups[k] = append(groups[k], l)
 		}
 	}
-	for k, group := range groups {
-		id, ok := c.client.keepLeases(group)
-		if !ok {
-			r.release()
-			return tqerr.New(tqerr.Cancelled, "the client is gone")
+	ids := make([]uint64, len(groups))
+	c.undo = func() {
+		for _, id := range ids {
+			c.client.releaseLease(id)
 		}
+	}
+	for k, group := range groups {
+		id, err := c.client.keepLeases(group)
+		if err != nil {
+			r.release()
+			return err
+		}
+		ids[k] = id
 		if req.Views {
 			reply.Columns[k].Lease = id
 		} else {

@@ -59,8 +59,8 @@ func (s *Server) register(w *catalog.Write) (*catalog.Applied, error) {
 }
 
 func (c *call) insert(r *wire.MetaRequest) (any, error) {
-	if r.BatchSize <= 0 {
-		return nil, tqerr.New(tqerr.InvalidArgument, "batch_size %d: want at least 1", r.BatchSize)
+	if r.BatchSize <= 0 || r.BatchSize > wire.MaxRows {
+		return nil, tqerr.New(tqerr.InvalidArgument, "batch_size %d: want 1 to %d", r.BatchSize, wire.MaxRows)
 	}
 	applied, err := c.s.register(&catalog.Write{Partition: r.Partition, Insert: r.BatchSize})
 	if err != nil {

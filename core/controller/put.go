@@ -14,7 +14,6 @@ import (
 
 // txn is a write between its first request and its commit or abort.
 type txn struct {
-	id     uint64
 	s      *Server
 	req    *wire.PutRequest
 	write  catalog.Write
@@ -94,9 +93,8 @@ func (c *call) put() (any, error) {
 	}
 	err = t.stage()
 	if tqerr.CodeOf(err) == tqerr.ResourceExhausted && t.couldFit() {
-		first := err
 		return c.later(func(ctx context.Context) (any, error) {
-			if err := c.waitForRoom(ctx, t, first); err != nil {
+			if err := c.waitForRoom(ctx, t); err != nil {
 				return nil, err
 			}
 			return c.grant(t)
@@ -113,11 +111,21 @@ func (c *call) grant(t *txn) (any, error) {
 	if t.req.Inline || len(t.write.Columns) == 0 {
 		return c.apply(t)
 	}
-	if !c.client.keepTxn(t) {
+	id := c.req.Sequence
+	if id == 0 {
 		t.abort()
-		return nil, tqerr.New(tqerr.Cancelled, "the client is gone")
+		return nil, tqerr.New(tqerr.InvalidArgument, "a write in two steps needs a sequence")
 	}
-	reply := &wire.PutReply{Txn: t.id}
+	if err := c.client.keepTxn(id, t); err != nil {
+		t.abort()
+		return nil, err
+	}
+	c.undo = func() {
+		if t := c.client.takeTxn(id); t != nil {
+			t.abort()
+		}
+	}
+	reply := &wire.PutReply{Txn: id}
 	for _, sh := range t.shares {
 		part := wire.Part{Unit: sh.unit.ID(), Rows: sh.runs}
 		for _, b := range sh.staged.Blocks() {
@@ -246,22 +254,28 @@ func rowSizes(columns []schema.Column) func(int) int64 {
 
 // couldFit reports whether the write would fit into empty units, so that waiting makes sense.
 func (t *txn) couldFit() bool {
-	need, limit := int64(0), int64(0)
-	for i := range t.write.Columns {
-		need += t.write.Columns[i].Bytes()
-	}
+	total, largest := int64(0), int64(0)
 	for _, u := range t.s.order {
 		st := u.Stats()
 		if st.MemoryLimit == 0 {
 			return true
 		}
-		limit += st.MemoryLimit
+		total += st.MemoryLimit
+		largest = max(largest, st.MemoryLimit)
 	}
-	return need <= limit
+	size := rowSizes(t.write.Columns)
+	need := int64(0)
+	for row := range t.rows {
+		n := size(row)
+		if need += n; n > largest || need > total {
+			return false
+		}
+	}
+	return true
 }
 
 // waitForRoom stages again whenever memory was freed, until it fits or PutWait or the request's time is over.
-func (c *call) waitForRoom(ctx context.Context, t *txn, first error) error {
+func (c *call) waitForRoom(ctx context.Context, t *txn) error {
 	timer := time.NewTimer(c.s.opts.PutWait)
 	defer timer.Stop()
 	for {
@@ -270,14 +284,13 @@ func (c *call) waitForRoom(ctx context.Context, t *txn, first error) error {
 		if tqerr.CodeOf(err) != tqerr.ResourceExhausted {
 			return err
 		}
-		first = err
 		select {
 		case <-freed:
 		case <-timer.C:
-			return tqerr.Wrap(tqerr.ResourceExhausted, first, "no room after %s", c.s.opts.PutWait)
+			return tqerr.Wrap(tqerr.ResourceExhausted, err, "no room after %s", c.s.opts.PutWait)
 		case <-ctx.Done():
 			if tqerr.CodeOf(ctx.Err()) == tqerr.DeadlineExceeded {
-				return first
+				return err
 			}
 			return ctxError(ctx, "waiting for room")
 		}
@@ -290,172 +303,4 @@ func ctxError(ctx context.Context, doing string) error {
 		return tqerr.New(code, "time is over while %s", doing)
 	}
 	return tqerr.New(code, "cancelled while %s", doing)
-}
-
-func (c *call) takeTxn() (*txn, error) {
-	var r wire.TxnRequest
-	if err := c.decode(&r); err != nil {
-		return nil, err
-	}
-	t := c.client.takeTxn(r.Txn)
-	if t == nil {
-		return nil, tqerr.New(tqerr.NotFound, "write %d is not in progress", r.Txn)
-	}
-	return t, nil
-}
-
-func (c *call) commit() (any, error) {
-	t, err := c.takeTxn()
-	if err != nil {
-		return nil, err
-	}
-	return c.apply(t)
-}
-
-func (c *call) abort() (any, error) {
-	if t, err := c.takeTxn(); err == nil {
-		t.abort()
-	}
-	return nil, nil
-}
-
-// apply makes a staged write visible, or hands it to what computes its bytes first.
-func (c *call) apply(t *txn) (any, error) {
-	if t.transforms() {
-		return c.transform(t)
-	}
-	result, err := c.writing(t.cells, func() (any, error) {
-		result, err := t.applyLocked()
-		if err != nil {
-			if tqerr.CodeOf(err) != tqerr.Conflict {
-				t.abort()
-			}
-			return nil, err
-		}
-		return &wire.PutReply{Result: result}, nil
-	}, t.abort)
-	if tqerr.CodeOf(err) != tqerr.Conflict {
-		return result, err
-	}
-	return c.later(func(ctx context.Context) (any, error) {
-		if err := t.restage(ctx, c.stageWhenRoom); err != nil {
-			return nil, err
-		}
-		c.s.mu.Lock()
-		defer c.s.mu.Unlock()
-		result, err := t.applyLocked()
-		if err != nil {
-			t.abort()
-			return nil, err
-		}
-		return &wire.PutReply{Result: result}, nil
-	})
-}
-
-// restage moves staged rows to the units where they belong now: another client has created one of the keys meanwhile, or a
-// sample was cleared and made anew.
-func (t *txn) restage(ctx context.Context, stage stager) error {
-	old := *t
-	defer old.abort()
-	t.shares = nil
-	s := t.s
-	rooms := s.rooms()
-	s.mu.RLock()
-	units, err := s.mu.cat.Check(&t.write)
-	if err == nil {
-		err = s.mu.cat.Place(units, hostOfWriter, rowSizes(t.write.Columns), rooms)
-	}
-	s.mu.RUnlock()
-	if err != nil {
-		return err
-	}
-	t.units, t.shares = units, t.split(units)
-	for i := range t.shares {
-		sh := &t.shares[i]
-		if len(old.shares) == 0 || old.shares[0].staged == nil {
-			continue
-		}
-		if sh.staged, err = stage(ctx, sh.unit, t.write.Partition, sh.cols); err != nil {
-			t.abort()
-			return err
-		}
-	}
-	t.copyFrom(&old)
-	return nil
-}
-
-// copyFrom copies staged bytes row by row from another staging of the same write.
-func (t *txn) copyFrom(old *txn) {
-	from, to := pieces(old.shares), pieces(t.shares)
-	for k := range t.write.Columns {
-		source := make([][]byte, t.rows)
-		for _, p := range from {
-			sh := &old.shares[p.share]
-			if sh.staged == nil {
-				return
-			}
-			data, offsets := sh.unit.Bytes(sh.staged.Blocks()[k]), sh.cols[k].Offsets()
-			for i := range p.rows {
-				source[int(p.from)+i] = data[offsets[p.at+i]:offsets[p.at+i+1]]
-			}
-		}
-		for _, p := range to {
-			sh := &t.shares[p.share]
-			data, offsets := sh.unit.Bytes(sh.staged.Blocks()[k]), sh.cols[k].Offsets()
-			for i := range p.rows {
-				copy(data[offsets[p.at+i]:offsets[p.at+i+1]], source[int(p.from)+i])
-			}
-		}
-	}
-}
-
-// cells names what the write touches among the samples that exist. Called with mu held.
-func (t *txn) cells() *writeSet {
-	fields := make([]string, len(t.write.Columns))
-	for i := range t.write.Columns {
-		fields[i] = t.write.Columns[i].Field
-	}
-	return newWriteSet(t.write.Partition, fields, t.s.mu.cat.Existing(&t.write), false)
-}
-
-// applyLocked changes the catalog and commits the units. Called with mu held.
-func (t *txn) applyLocked() (*wire.PutResult, error) {
-	t.write.Unwatched = len(t.s.mu.watches[t.write.Partition]) == 0
-	applied, err := t.s.mu.cat.Apply(&t.write, t.units)
-	if err != nil {
-		return nil, err
-	}
-	for _, sh := range t.shares {
-		if sh.staged == nil {
-			continue
-		}
-		samples := applied.Samples
-		if sh.rows != len(samples) {
-			samples = make([]schema.Sample, 0, sh.rows)
-			for r := 0; r < len(sh.runs); r += 2 {
-				samples = append(samples, applied.Samples[sh.runs[r]:sh.runs[r+1]]...)
-			}
-		}
-		sh.staged.Commit(samples)
-	}
-	t.s.changed(t.write.Partition, applied.Events)
-	result := &wire.PutResult{Fields: applied.Fields, Tags: someTags(applied.Tags)}
-	result.Indexes, result.Generations = indexLists(applied.Samples)
-	return result, nil
-}
-
-// someTags returns nil when no row has a tag, which spares the client a thousand empty dicts.
-func someTags(tags [][]byte) [][]byte {
-	if slices.ContainsFunc(tags, func(tag []byte) bool { return len(tag) > 1 }) { // an empty map has one byte
-		return tags
-	}
-	return nil
-}
-
-func indexLists(samples []schema.Sample) (wire.Ints, wire.Ints) {
-	indexes, generations := make(wire.Ints, len(samples)), make(wire.Ints, len(samples))
-	for i, s := range samples {
-		indexes[i], generations[i] = s.Index, int64(s.Generation)
-	}
-	return indexes, generations
 }

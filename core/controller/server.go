@@ -67,7 +67,6 @@ type Server struct {
 		writes  writeSets
 		waiters map[string][]*waiter
 		watches map[string][]*watch
-		closed  bool
 	}
 	clients struct {
 		sync.Mutex
@@ -105,9 +104,6 @@ func (s *Server) sampleLimit() int64 {
 // Close ends all waiting requests with Unavailable and drops all staged work and leases. The units stay open.
 func (s *Server) Close() {
 	s.cancel()
-	s.mu.Lock()
-	s.mu.closed = true
-	s.mu.Unlock()
 	s.clients.Lock()
 	ids := make([]uint64, 0, len(s.clients.byID))
 	for id := range s.clients.byID {
@@ -132,10 +128,19 @@ func (s *Server) Segment(number, segment uint32) (int, int64, error) {
 type call struct {
 	s      *Server
 	ctx    context.Context
-	peer   transport.Peer
+	cancel context.CancelFunc // of a request with a sequence
+	op     operation
 	client *client
 	req    *wire.Request
-	reply  func(*wire.Reply)
+	reply  func(*wire.Reply) // of the transport
+	undo   func()            // set by a handler: gives back what its reply grants
+}
+
+// takeBack undoes what a reply grants that nobody will get.
+func (c *call) takeBack() {
+	if c.undo != nil {
+		c.undo()
+	}
 }
 
 // handler answers a request at once, or returns errLater after it has arranged for call.finish to be called.
@@ -180,28 +185,34 @@ func init() {
 
 // Serve implements transport.Handler.
 func (s *Server) Serve(ctx context.Context, peer transport.Peer, req *wire.Request, reply func(*wire.Reply)) {
-	c := &call{s: s, ctx: ctx, peer: peer, req: req, reply: reply}
 	op, known := operations[req.Op]
-	if !known {
-		c.finish(nil, tqerr.New(tqerr.Unimplemented, "unknown request %d; client and session are of different versions", req.Op))
+	c := &call{s: s, ctx: ctx, op: op, req: req, reply: reply}
+	var err error
+	switch c.client = s.clientOf(ctx, peer); {
+	case !known:
+		err = tqerr.New(tqerr.Unimplemented, "unknown request %d; client and session are of different versions", req.Op)
+	case s.ctx.Err() != nil:
+		err = tqerr.New(tqerr.Unavailable, "the session is closing")
+	case c.client == nil:
+		err = errGone
+	}
+	if err != nil {
+		reply(wire.ErrorReply(err))
 		return
 	}
-	if err := s.ctx.Err(); err != nil {
-		c.finish(nil, tqerr.New(tqerr.Unavailable, "the session is closing"))
-		return
-	}
-	c.client = s.clientOf(peer)
 	if req.Sequence != 0 {
-		if !c.client.first(req.Sequence, req.Ack, reply) {
+		c.ctx, c.cancel = context.WithCancel(ctx)
+		if !c.client.begin(c) {
 			return
 		}
-		c.reply = func(r *wire.Reply) { c.client.outcome(req.Sequence, r) }
 	}
-	result, err := op.run(c)
-	if err == error(errLater) {
-		return
-	}
-	c.finish(result, tqerr.WithOp(op.name, err))
+	c.run()
+}
+
+// run calls the handler.
+func (c *call) run() {
+	result, err := c.op.run(c)
+	c.finish(result, err)
 }
 
 // payloadReply is a result that carries cell bytes.
@@ -210,8 +221,21 @@ type payloadReply struct {
 	payload []byte
 }
 
-// finish sends the reply.
+// finish sends the reply, unless that is up to somebody else.
 func (c *call) finish(result any, err error) {
+	if err == error(errLater) {
+		return
+	}
+	reply := c.makeReply(result, err)
+	if c.req.Sequence == 0 {
+		c.reply(reply)
+		return
+	}
+	c.client.end(c, reply)
+	c.cancel()
+}
+
+func (c *call) makeReply(result any, err error) *wire.Reply {
 	if err == nil {
 		payload, plain := []byte(nil), result
 		if with, ok := result.(payloadReply); ok {
@@ -222,41 +246,32 @@ func (c *call) finish(result any, err error) {
 			body, err = wire.Marshal(plain)
 		}
 		if err == nil {
-			c.reply(&wire.Reply{Code: tqerr.OK, Body: body, Payload: payload})
-			return
+			return &wire.Reply{Code: tqerr.OK, Body: body, Payload: payload}
 		}
+		c.takeBack()
+		c.undo = nil
 	}
-	c.reply(errorReply(err))
+	return wire.ErrorReply(tqerr.WithOp(c.op.name, err))
 }
 
-func errorReply(err error) *wire.Reply {
-	body := wire.ErrorBody{Msg: err.Error()}
-	var e *tqerr.Error
-	if asError(err, &e) {
-		plain := *e
-		plain.Op = ""
-		body = wire.ErrorBody{Op: e.Op, Msg: plain.Error()}
-	}
-	data, merr := wire.Marshal(&body)
-	if merr != nil {
-		data = nil
-	}
-	return &wire.Reply{Code: tqerr.CodeOf(err), Body: data}
-}
-
-// later runs the rest of a handler on a goroutine of its own. Its context also ends when the server closes.
+// later runs the rest of a handler on a goroutine of its own. Its context also ends when the server closes. A panic in it
+// gives an Internal reply, as one in the handler does.
 func (c *call) later(run func(ctx context.Context) (any, error)) (any, error) {
-	name := operations[c.req.Op].name
-	guard.Go("controller "+name, func() {
+	guard.Go("controller "+c.op.name, func() {
 		ctx, cancel := context.WithCancel(c.ctx)
 		stop := context.AfterFunc(c.s.ctx, cancel)
 		defer cancel()
 		defer stop()
-		result, err := run(ctx)
-		if err != nil && c.s.ctx.Err() != nil {
+		var result any
+		err := func() (err error) {
+			defer guard.Recover(&err)
+			result, err = run(ctx)
+			return err
+		}()
+		if err != nil && err != error(errLater) && c.s.ctx.Err() != nil {
 			err = tqerr.New(tqerr.Unavailable, "the session was closed")
 		}
-		c.finish(result, tqerr.WithOp(name, err))
+		c.finish(result, err)
 	})
 	return nil, errLater
 }

@@ -23,35 +23,42 @@ func (c *call) transform(t *txn) (any, error) {
 	set := t.cells()
 	granted := s.mu.writes.enter(set)
 	s.mu.Unlock()
-	leave := func() {
-		s.mu.Lock()
-		s.mu.writes.leave(set)
-		s.mu.Unlock()
-	}
 	if granted && t.req.Merge != "" && len(t.req.Callable) == 0 && t.operandBytes() <= inlineMerge {
-		result, err := t.run(c.ctx, stageAtOnce)
+		result, err := t.run(c.ctx, set, stageAtOnce)
 		if code := tqerr.CodeOf(err); code != tqerr.ResourceExhausted && code != tqerr.Conflict {
-			leave()
+			s.leave(set)
 			t.abort()
 			return result, err
 		}
 	}
 	return c.later(func(ctx context.Context) (any, error) {
 		defer t.abort() // the operand; what is stored is staged apart
-		defer leave()
-		if err := waitGranted(ctx, set); err != nil {
-			return nil, err
-		}
 		for {
-			result, err := t.run(ctx, c.stageWhenRoom)
+			mine, err := s.claim(ctx, set, t.cells)
+			if err != nil {
+				return nil, err
+			}
+			s.mu.Unlock()
+			result, err := t.run(ctx, mine, c.stageWhenRoom)
+			s.leave(mine)
 			if tqerr.CodeOf(err) != tqerr.Conflict {
 				return result, err
 			}
 			if err := t.restage(ctx, c.stageWhenRoom); err != nil {
 				return nil, err
 			}
+			s.mu.Lock()
+			set = t.cells()
+			s.mu.writes.enter(set)
+			s.mu.Unlock()
 		}
 	})
+}
+
+func (s *Server) leave(set *writeSet) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mu.writes.leave(set)
 }
 
 func (t *txn) operandBytes() int64 {
@@ -89,8 +96,9 @@ func (c *call) stageWhenRoom(ctx context.Context, u Unit, partition string, colu
 	}
 }
 
-// run computes, stages and commits the results of all units, all or nothing.
-func (t *txn) run(ctx context.Context, stage stager) (any, error) {
+// run computes, stages and commits the results of all units, all or nothing. Conflict means that the rows have moved, or have
+// come to mean samples that the write set does not hold.
+func (t *txn) run(ctx context.Context, set *writeSet, stage stager) (any, error) {
 	s := t.s
 	s.mu.RLock()
 	units, err := s.mu.cat.Check(&t.write)
@@ -127,7 +135,12 @@ func (t *txn) run(ctx context.Context, stage stager) (any, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	result, err := stored.applyLocked()
+	var result *wire.PutResult
+	if !set.covers(t.cells()) {
+		err = tqerr.New(tqerr.Conflict, "samples were created since the write began")
+	} else {
+		result, err = stored.applyLocked()
+	}
 	if err != nil {
 		abort()
 		return nil, err

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"transferqueue/core/schema"
+	"transferqueue/core/tqerr"
 )
 
 // writeSet names cells that somebody is about to write: the fields (nil: all) of the samples (nil: all) of a partition.
@@ -50,6 +51,19 @@ func (w *writeSet) conflicts(o *writeSet) bool {
 	return false
 }
 
+// covers reports that a set names all cells that another of the same write names.
+func (w *writeSet) covers(o *writeSet) bool {
+	if w.samples == nil {
+		return true
+	}
+	for i := range o.samples {
+		if _, has := w.samples[i]; !has {
+			return false
+		}
+	}
+	return o.samples != nil
+}
+
 // writeSets orders writers of the same cells when one of them takes time (an update, a parsed put). A set is granted when no
 // earlier one conflicts with it: arrival order, no deadlock, since a set is entered whole. Guarded by Server.mu.
 type writeSets struct {
@@ -84,34 +98,94 @@ func (s *writeSets) leave(w *writeSet) {
 	}
 }
 
-// writing runs an instant write (do, with mu held) as soon as no slow writer holds its cells. cells names them, with mu
-// held; it is asked only when there are slow writers. giveUp is called instead of do when the wait ends in an error.
-func (c *call) writing(cells func() *writeSet, do func() (any, error), giveUp func()) (any, error) {
+// instant is a write that takes no time once it may happen.
+type instant struct {
+	cells func() *writeSet    // what it writes; called with mu held
+	do    func() (any, error) // the write itself; called with mu held
+	// conflict prepares the write for a world that has changed when do gives Conflict. nil: do does not.
+	conflict func(ctx context.Context) error
+	giveUp   func() // called instead of do when the wait for its turn ends in an error; nil: nothing
+}
+
+// writing runs an instant write as soon as no slow writer that came before it holds its cells.
+func (c *call) writing(w instant) (any, error) {
 	s := c.s
-	s.mu.Lock()
-	if s.mu.writes.idle() {
-		defer s.mu.Unlock()
-		return do()
+	set, result, err := s.attempt(&w)
+	if set == nil && !w.again(err) {
+		return result, err
 	}
-	set := cells()
-	granted := s.mu.writes.enter(set)
-	if granted {
-		defer s.mu.Unlock()
-		defer s.mu.writes.leave(set)
-		return do()
-	}
-	s.mu.Unlock()
 	return c.later(func(ctx context.Context) (any, error) {
+		for {
+			if set == nil {
+				if err := w.conflict(ctx); err != nil {
+					return nil, err
+				}
+				set, result, err = s.attempt(&w)
+			}
+			if set != nil {
+				result, err = s.inTurn(ctx, set, &w)
+				set = nil
+			}
+			if !w.again(err) {
+				return result, err
+			}
+		}
+	})
+}
+
+func (w *instant) again(err error) bool {
+	return w.conflict != nil && tqerr.CodeOf(err) == tqerr.Conflict
+}
+
+// attempt runs a write when it is its turn, else it returns the set that waits for it.
+func (s *Server) attempt(w *instant) (*writeSet, any, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.mu.writes.idle() {
+		if set := w.cells(); !s.mu.writes.enter(set) {
+			return set, nil, nil
+		} else {
+			defer s.mu.writes.leave(set)
+		}
+	}
+	result, err := w.do()
+	return nil, result, err
+}
+
+// inTurn waits for the turn of a set and runs its write.
+func (s *Server) inTurn(ctx context.Context, set *writeSet, w *instant) (any, error) {
+	set, err := s.claim(ctx, set, w.cells)
+	if err != nil {
+		if w.giveUp != nil {
+			w.giveUp()
+		}
+		return nil, err
+	}
+	defer s.mu.Unlock()
+	defer s.mu.writes.leave(set)
+	return w.do()
+}
+
+// claim waits until a set is granted, and returns with mu held unless it fails. When the keys of the write have come to mean
+// other samples meanwhile, the write queues again with those.
+func (s *Server) claim(ctx context.Context, set *writeSet, cells func() *writeSet) (*writeSet, error) {
+	for {
 		err := waitGranted(ctx, set)
 		s.mu.Lock()
-		defer s.mu.Unlock()
-		defer s.mu.writes.leave(set)
 		if err != nil {
-			giveUp()
+			s.mu.writes.leave(set)
+			s.mu.Unlock()
 			return nil, err
 		}
-		return do()
-	})
+		now := cells()
+		if set.covers(now) {
+			return set, nil
+		}
+		s.mu.writes.leave(set)
+		s.mu.writes.enter(now)
+		set = now
+		s.mu.Unlock()
+	}
 }
 
 func waitGranted(ctx context.Context, set *writeSet) error {

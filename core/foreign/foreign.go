@@ -32,6 +32,9 @@ type Input struct {
 	offsets  []int64 // byte offsets of the rows in the column
 }
 
+// maxRows bounds the rows of a batch, as the messages do that describe one.
+const maxRows = 32 << 20
+
 // Raw is a column as it crosses the C boundary: addresses and sizes only.
 type Raw struct {
 	Kind, DType, Ragged, Form uint8
@@ -61,6 +64,9 @@ func New(field string, rows int, raw *Raw) (*Input, error) {
 	if raw.Rank > schema.MaxDims {
 		return nil, tqerr.New(tqerr.InvalidArgument, "field %q: rank %d, want at most %d", field, raw.Rank, schema.MaxDims)
 	}
+	if rows < 0 || rows > maxRows {
+		return nil, tqerr.New(tqerr.InvalidArgument, "field %q: %d rows, want 0 to %d", field, rows, maxRows)
+	}
 	switch in.Form {
 	case Strided:
 		c.Form, c.Shape = schema.Uniform, clone(slice[int64](raw.Dims, int(raw.Rank)))
@@ -74,7 +80,6 @@ func New(field string, rows int, raw *Raw) (*Input, error) {
 			total += int(n)
 		}
 		c.Dims = clone(slice[int64](raw.Dims, total))
-		c.Normalize()
 	case Objects:
 		c.Form = schema.Objects
 		in.Pointers = clone(slice[uint64](raw.Pointers, rows))
@@ -88,17 +93,41 @@ func New(field string, rows int, raw *Raw) (*Input, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
+	c.Normalize()
 	if c.Form != schema.Uniform {
 		in.offsets = c.Offsets()
 	}
-	return in, nil
+	return in, in.checkAddresses()
+}
+
+// checkAddresses refuses rows with bytes and without an address.
+func (in *Input) checkAddresses() error {
+	rows := in.Column.Rows
+	if in.packed() {
+		if in.Base == 0 && in.Size(0, rows) > 0 {
+			return tqerr.New(tqerr.InvalidArgument, "field %q: no address", in.Column.Field)
+		}
+		return nil
+	}
+	for i := range rows {
+		if in.Size(i, i+1) == 0 {
+			continue
+		}
+		if in.Form == Strided && in.Base != 0 {
+			return nil
+		}
+		if i >= len(in.Pointers) || in.Pointers[i] == 0 {
+			return tqerr.New(tqerr.InvalidArgument, "field %q: no address for row %d", in.Column.Field, i)
+		}
+	}
+	return nil
 }
 
 func (in *Input) readOffsets(offsets, dims []int64) {
 	c := &in.Column
 	c.Form, c.Shape = schema.Varying, dims
-	if len(dims) == 0 || len(offsets) == 0 {
-		c.Form = 0
+	if len(dims) == 0 || len(offsets) == 0 || offsets[0] < 0 {
+		c.Form = 0 // refused by Validate
 		return
 	}
 	unit := c.DType.Size()
@@ -111,7 +140,6 @@ func (in *Input) readOffsets(offsets, dims []int64) {
 		c.Lengths[i] = offsets[i+1] - offsets[i]
 	}
 	dims[0] = 0
-	c.Normalize()
 }
 
 func clone[T any](s []T) []T { return append([]T(nil), s...) }

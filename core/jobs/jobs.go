@@ -2,7 +2,19 @@
 // of puts. The core never calls Python; a Python thread blocks in Next, runs the callable, and gives the result back with
 // Done or Fail.
 //
-// A job's state goes waiting -> taken -> ended. It ends once: by Done, Fail, the end of its context, or Close.
+// # States of a job
+//
+//	waiting    Run has queued it
+//	taken      a thread has it and uses the memory of its columns
+//	abandoned  Run has returned without a result, because time was over or the session ended; the thread still has it
+//	ended      nobody has it
+//
+//	waiting -> taken -> ended      Next; Done or Fail, and Run returns the result
+//	waiting -> ended               Run gives up
+//	taken -> abandoned -> ended    Run gives up; the late Done or Fail
+//
+// The memory of the columns goes back to the pool when the job ends, and not before: an abandoned callable may still read
+// and write it. Queue.mu is a leaf.
 package jobs
 
 import (
@@ -10,8 +22,8 @@ import (
 	"sync"
 	"time"
 
-	"transferqueue/core/internal/bufpool"
 	"transferqueue/core/foreign"
+	"transferqueue/core/internal/bufpool"
 	"transferqueue/core/schema"
 	"transferqueue/core/tqerr"
 )
@@ -24,6 +36,14 @@ const (
 	Merge Kind = iota + 1 // columns are the stored ones, then the new ones
 	Parse                 // columns are those of a put
 )
+
+// String names the callable as users know it.
+func (k Kind) String() string {
+	if k == Merge {
+		return "merge_fn"
+	}
+	return "data_parser"
+}
 
 // Data is one column with its bytes, rows tightly packed. The bytes belong to whoever holds the Data.
 type Data struct {
@@ -39,9 +59,12 @@ type Job struct {
 	Partition string
 	Keys      []string // nil when the rows have no keys
 	Rows      int
-	Columns   []Data
-	done      chan outcome
-	abandoned bool // guarded by Queue.mu: nobody waits any more
+	Columns   []Data // in buffers of Gather
+
+	done chan outcome // has room for the one outcome
+	// Guarded by Queue.mu.
+	taken     bool
+	abandoned bool
 }
 
 type outcome struct {
@@ -56,7 +79,7 @@ type Queue struct {
 	closed  chan struct{}
 	mu      struct {
 		sync.Mutex
-		taken  map[uint64]*Job
+		jobs   map[uint64]*Job // that have not ended
 		next   uint64
 		closed bool
 	}
@@ -68,58 +91,74 @@ const capacity = 1024
 // New makes a queue whose results live in buffers of the pool.
 func New(pool *bufpool.Pool) *Queue {
 	q := &Queue{pool: pool, waiting: make(chan *Job, capacity), closed: make(chan struct{})}
-	q.mu.taken = map[uint64]*Job{}
+	q.mu.jobs = map[uint64]*Job{}
 	q.mu.next = 1
 	return q
 }
 
-// Run waits for a Python thread to do the job. The result's buffers come from the pool and belong to the caller, who gives
-// them back with Recycle.
+// Gather returns a buffer of the pool for n bytes, nil for none.
+func (q *Queue) Gather(n int64) ([]byte, error) {
+	if n == 0 {
+		return nil, nil
+	}
+	return q.pool.Get(n)
+}
+
+// Recycle gives the buffers of columns back to the pool.
+func (q *Queue) Recycle(columns []Data) {
+	for _, c := range columns {
+		if len(c.Bytes) > 0 {
+			q.pool.Put(c.Bytes)
+		}
+	}
+}
+
+// Run waits for a Python thread to do the job, whose columns it takes over. The result's buffers come from the pool and
+// belong to the caller, who gives them back with Recycle.
+//
+// Errors: what the callable failed with; DeadlineExceeded and Cancelled with ctx; Unavailable when the queue is closed.
 func (q *Queue) Run(ctx context.Context, job *Job) ([]Data, error) {
 	job.done = make(chan outcome, 1)
 	q.mu.Lock()
 	job.ID = q.mu.next
 	q.mu.next++
-	q.mu.taken[job.ID] = job
+	q.mu.jobs[job.ID] = job
 	q.mu.Unlock()
-	defer q.forget(job)
+	var err error
 	select {
 	case q.waiting <- job:
+		select {
+		case out := <-job.done:
+			return out.columns, out.err
+		case <-ctx.Done():
+			err = tqerr.New(tqerr.CodeOf(ctx.Err()), "the %s did not finish in time", job.Kind)
+		case <-q.closed:
+			err = tqerr.New(tqerr.Unavailable, "the session was closed while the %s ran", job.Kind)
+		}
 	case <-ctx.Done():
-		return nil, ended(ctx, job)
+		err = tqerr.New(tqerr.CodeOf(ctx.Err()), "no thread was free for the %s in time", job.Kind)
 	case <-q.closed:
-		return nil, tqerr.New(tqerr.Unavailable, "the session was closed before the %s ran", job.Kind)
+		err = tqerr.New(tqerr.Unavailable, "the session was closed before the %s ran", job.Kind)
 	}
-	select {
-	case out := <-job.done:
-		return out.columns, out.err
-	case <-ctx.Done():
-		return nil, ended(ctx, job)
-	case <-q.closed:
-		return nil, tqerr.New(tqerr.Unavailable, "the session was closed while the %s ran", job.Kind)
-	}
+	q.giveUp(job)
+	return nil, err
 }
 
-func ended(ctx context.Context, job *Job) error {
-	return tqerr.New(tqerr.CodeOf(ctx.Err()), "the %s did not finish in time", job.Kind)
-}
-
-// String names the callable as users know it.
-func (k Kind) String() string {
-	if k == Merge {
-		return "merge_fn"
-	}
-	return "data_parser"
-}
-
-// forget drops a job; results that come later are recycled, and so is one that has come and was not wanted.
-func (q *Queue) forget(job *Job) {
+// giveUp ends a job whose result nobody wants any more, or leaves that to the thread that has it.
+func (q *Queue) giveUp(job *Job) {
 	q.mu.Lock()
-	delete(q.mu.taken, job.ID)
+	_, live := q.mu.jobs[job.ID]
 	job.abandoned = true
+	if live && !job.taken {
+		delete(q.mu.jobs, job.ID)
+	}
+	ended := live && !job.taken
 	q.mu.Unlock()
+	if ended {
+		q.Recycle(job.Columns)
+	}
 	select {
-	case out := <-job.done:
+	case out := <-job.done: // it came while we gave up
 		q.Recycle(out.columns)
 	default:
 	}
@@ -132,10 +171,7 @@ func (q *Queue) Next(timeout time.Duration) (*Job, error) {
 	for {
 		select {
 		case job := <-q.waiting:
-			q.mu.Lock()
-			_, wanted := q.mu.taken[job.ID]
-			q.mu.Unlock()
-			if wanted {
+			if q.claim(job) {
 				return job, nil
 			}
 		case <-q.closed:
@@ -146,33 +182,72 @@ func (q *Queue) Next(timeout time.Duration) (*Job, error) {
 	}
 }
 
-// Done gives the result of a job. The inputs are borrowed for the call: their bytes are copied.
+// claim reports whether a job that was queued is still wanted.
+func (q *Queue) claim(job *Job) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	job.taken = !job.abandoned
+	return job.taken
+}
+
+// Done gives the result of a job. The inputs are borrowed for the call: their bytes are copied. They may lie in the columns
+// of the job.
 func (q *Queue) Done(id uint64, inputs []*foreign.Input) error {
-	job := q.take(id)
+	job := q.end(id)
 	if job == nil {
-		return nil // nobody waits for it any more
+		return nil // given back before
+	}
+	defer q.Recycle(job.Columns)
+	columns, err := q.copyResult(job, inputs)
+	q.deliver(job, outcome{columns, err})
+	return err
+}
+
+func (q *Queue) copyResult(job *Job, inputs []*foreign.Input) ([]Data, error) {
+	if q.unwanted(job) {
+		return nil, nil
 	}
 	columns := make([]Data, 0, len(inputs))
 	for _, in := range inputs {
-		data := Data{Column: in.Column}
-		if n := in.Column.Bytes(); n > 0 {
-			buffer, err := q.pool.Get(n)
-			if err != nil {
-				q.Recycle(columns)
-				q.end(job, outcome{err: err})
-				return err
-			}
-			in.CopyRows(buffer, 0, in.Column.Rows)
-			data.Bytes = buffer
+		buffer, err := q.Gather(in.Column.Bytes())
+		if err != nil {
+			q.Recycle(columns)
+			return nil, err
 		}
-		columns = append(columns, data)
+		in.CopyRows(buffer, 0, in.Column.Rows)
+		columns = append(columns, Data{Column: in.Column, Bytes: buffer})
 	}
-	q.end(job, outcome{columns: columns})
-	return nil
+	return columns, nil
 }
 
-// end delivers an outcome, or recycles it when nobody waits any more.
-func (q *Queue) end(job *Job, out outcome) {
+func (q *Queue) unwanted(job *Job) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return job.abandoned
+}
+
+// Fail ends a job with an error of the callable.
+func (q *Queue) Fail(id uint64, err error) {
+	if job := q.end(id); job != nil {
+		q.Recycle(job.Columns)
+		q.deliver(job, outcome{err: err})
+	}
+}
+
+// end removes a job that a thread gives back.
+func (q *Queue) end(id uint64) *Job {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	job := q.mu.jobs[id]
+	if job == nil || !job.taken {
+		return nil
+	}
+	delete(q.mu.jobs, id)
+	return job
+}
+
+// deliver hands an outcome to Run, or recycles it when nobody waits any more.
+func (q *Queue) deliver(job *Job, out outcome) {
 	q.mu.Lock()
 	abandoned := job.abandoned
 	if !abandoned {
@@ -182,38 +257,6 @@ func (q *Queue) end(job *Job, out outcome) {
 	if abandoned {
 		q.Recycle(out.columns)
 	}
-}
-
-// Fail ends a job with an error of the callable.
-func (q *Queue) Fail(id uint64, err error) {
-	if job := q.take(id); job != nil {
-		q.end(job, outcome{err: err})
-	}
-}
-
-func (q *Queue) take(id uint64) *Job {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	job := q.mu.taken[id]
-	delete(q.mu.taken, id)
-	return job
-}
-
-// Recycle gives the buffers of columns back to the pool.
-func (q *Queue) Recycle(columns []Data) {
-	for _, c := range columns {
-		if len(c.Bytes) > 0 {
-			q.pool.Put(c.Bytes)
-		}
-	}
-}
-
-// Gather returns a buffer of the pool for n bytes, nil for none.
-func (q *Queue) Gather(n int64) ([]byte, error) {
-	if n == 0 {
-		return nil, nil
-	}
-	return q.pool.Get(n)
 }
 
 // Close ends all jobs with Unavailable and all Next calls with InvalidState.

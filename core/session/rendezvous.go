@@ -39,11 +39,17 @@ func pathsOf(dir, namespace string) (paths, error) {
 	if namespace == "" || strings.HasPrefix(namespace, ".") || len(namespace) > 64 || strings.ContainsFunc(namespace, bad) {
 		return paths{}, tqerr.New(tqerr.InvalidArgument, "namespace %q: want 1 to 64 letters, digits, \".\", \"_\" or \"-\"", namespace)
 	}
-	if dir == "" {
+	given := dir != ""
+	if !given {
 		dir = defaultDir()
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return paths{}, tqerr.Wrap(tqerr.IO, err, "runtime directory %s", dir)
+	}
+	if !given {
+		if err := checkPrivate(dir); err != nil {
+			return paths{}, err
+		}
 	}
 	base := filepath.Join(dir, namespace)
 	return paths{dir: dir, file: base + ".json", lock: base + ".lock", prefix: base + "."}, nil
@@ -57,6 +63,19 @@ func defaultDir() string {
 		}
 	}
 	return filepath.Join(os.TempDir(), fmt.Sprintf("transferqueue-%d", os.Getuid()))
+}
+
+// checkPrivate refuses a directory that somebody else has made at a place where everybody may, or may write to.
+func checkPrivate(dir string) error {
+	info, err := os.Lstat(dir)
+	if err != nil {
+		return tqerr.Wrap(tqerr.IO, err, "runtime directory %s", dir)
+	}
+	st, known := info.Sys().(*syscall.Stat_t)
+	if !info.IsDir() || info.Mode().Perm()&0o022 != 0 || (known && int(st.Uid) != os.Getuid()) {
+		return tqerr.New(tqerr.InvalidState, "runtime directory %s: want a directory that only user %d may write to", dir, os.Getuid())
+	}
+	return nil
 }
 
 // errBusy says that another process holds the lock.
@@ -121,16 +140,14 @@ func (p paths) write(r *rendezvous) error {
 
 // sweep removes what owners that died have left. Called with the lock held.
 func (p paths) sweep() {
-	for _, pattern := range []string{"*.sock", "*.tmp"} {
-		left, _ := filepath.Glob(escape(p.prefix) + pattern)
-		for _, name := range left {
-			_ = os.Remove(name)
+	entries, _ := os.ReadDir(p.dir)
+	for _, entry := range entries {
+		rest, mine := strings.CutPrefix(filepath.Join(p.dir, entry.Name()), p.prefix)
+		middle, ext, _ := strings.Cut(rest, ".")
+		// What has more dots belongs to a namespace whose name only begins like this one.
+		if mine && middle != "" && (ext == "sock" || ext == "tmp") {
+			_ = os.Remove(filepath.Join(p.dir, entry.Name()))
 		}
 	}
 	_ = os.Remove(p.file)
-}
-
-// escape protects the characters of a path that a pattern would interpret.
-func escape(path string) string {
-	return strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`).Replace(path)
 }

@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"time"
 
@@ -66,7 +67,13 @@ type Session struct {
 	paths  paths
 }
 
-const retry = 5 * time.Millisecond
+const (
+	retry = 5 * time.Millisecond
+	// takeover is how long a rendezvous file may make no sense while somebody holds the lock: it may be a dead owner's, and
+	// the new one has not removed it yet.
+	takeover = 500 * time.Millisecond
+	always   = math.MaxInt64
+)
 
 // Open joins or starts a session. It does not wait longer than the configured time, and says what it waited for.
 func Open(ctx context.Context, cfg *Config) (*Session, error) {
@@ -76,9 +83,9 @@ func Open(ctx context.Context, cfg *Config) (*Session, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(cfg.TimeoutMS)*time.Millisecond)
 	defer cancel()
-	for {
-		s, busy, err := attempt(ctx, cfg, p)
-		if s != nil || (err != nil && !busy) {
+	for started := time.Now(); ; {
+		s, patience, err := attempt(ctx, cfg, p)
+		if s != nil || time.Since(started) >= patience {
 			return s, err
 		}
 		select {
@@ -97,22 +104,25 @@ func waitedFor(cfg *Config, p paths, err error) string {
 	return text
 }
 
-// attempt tries once. busy means that another process is opening or closing a session, so that trying again makes sense.
-func attempt(ctx context.Context, cfg *Config, p paths) (s *Session, busy bool, err error) {
+// attempt tries once. patience is how long it makes sense to try again, because another process is opening or closing a
+// session.
+func attempt(ctx context.Context, cfg *Config, p paths) (s *Session, patience time.Duration, err error) {
 	lock, err := p.takeLock()
 	switch {
 	case err == nil && cfg.Mode == "attach":
 		_ = lock.Close()
-		return nil, false, noSession(p)
+		return nil, 0, noSession(p)
 	case err == nil:
 		s, err = own(cfg, p, lock)
-		return s, false, err
+		return s, 0, err
 	case !errors.Is(err, errBusy):
-		return nil, false, err
-	case cfg.Mode == "own":
-		return nil, false, tqerr.New(tqerr.AlreadyExists, "namespace %q has a session already, see %s", cfg.Namespace, p.file)
+		return nil, 0, err
 	}
-	return attach(ctx, p)
+	s, patience, err = attach(ctx, p)
+	if s != nil && cfg.Mode == "own" {
+		return nil, 0, errors.Join(tqerr.New(tqerr.AlreadyExists, "namespace %q has a session already, see %s", cfg.Namespace, p.file), s.Close(0))
+	}
+	return s, patience, err
 }
 
 func noSession(p paths) error {
@@ -122,14 +132,17 @@ func noSession(p paths) error {
 	return tqerr.New(tqerr.NotInitialized, "no session is running (looked for %s), call init() first", p.file)
 }
 
-func attach(ctx context.Context, p paths) (*Session, bool, error) {
+func attach(ctx context.Context, p paths) (*Session, time.Duration, error) {
 	r, err := p.read()
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, always, err
+	}
 	if err != nil {
-		return nil, errors.Is(err, os.ErrNotExist), err
+		return nil, takeover, err
 	}
 	conn, err := local.Dial(ctx, r.Socket, r.Secret, client.NewID())
 	if err != nil {
-		return nil, tqerr.CodeOf(err) == tqerr.Unavailable, err
+		return nil, whileUnavailable(ctx, err), err
 	}
 	s := &Session{conn: conn, Pool: bufpool.New(), paths: p}
 	s.Info = Info{Session: r.Session, PID: r.PID, Socket: r.Socket}
@@ -142,10 +155,18 @@ func attach(ctx context.Context, p paths) (*Session, bool, error) {
 	}
 	if err != nil {
 		_ = conn.Close()
-		return nil, tqerr.CodeOf(err) == tqerr.Unavailable, err
+		return nil, whileUnavailable(ctx, err), err
 	}
 	s.Client = client.New(client.Options{Conn: conn, Pool: s.Pool})
-	return s, false, nil
+	return s, 0, nil
+}
+
+// whileUnavailable says that an owner which does not answer may be one that comes or goes.
+func whileUnavailable(ctx context.Context, err error) time.Duration {
+	if tqerr.CodeOf(err) == tqerr.Unavailable || ctx.Err() != nil {
+		return always
+	}
+	return 0
 }
 
 // own starts controller and units in this process and publishes them.

@@ -37,4 +37,3 @@ type Transformed struct {
 	Columns []schema.Column
 	Staged  store.Staged
 }
-

@@ -2,7 +2,9 @@ package unit
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 
 	"transferqueue/core/jobs"
 	"transferqueue/core/merge"
@@ -33,14 +35,13 @@ func packedRows(o *Operand) *rowsOf {
 	return &rowsOf{column: &o.Column, offsets: o.Column.Offsets(), starts: []int{0}, runs: [][]byte{o.Bytes}}
 }
 
-// row returns the bytes of row i. Rows are asked for in order, mostly, so the last run is looked at first.
-func (r *rowsOf) row(i int) []byte {
-	k := len(r.starts) - 1
-	for k > 0 && r.starts[k] > i {
+// from returns the bytes of row i and of all rows behind it in the same run, which is a merge.Rows.
+func (r *rowsOf) from(i int) []byte {
+	k, exact := slices.BinarySearch(r.starts, i)
+	if !exact {
 		k--
 	}
-	base := r.offsets[r.starts[k]]
-	return r.runs[k][r.offsets[i]-base : r.offsets[i+1]-base]
+	return r.runs[k][r.offsets[i]-r.offsets[r.starts[k]]:]
 }
 
 // Update computes merge(stored, operand) for every cell and stages the results; what is stored stays as it is.
@@ -50,8 +51,12 @@ func (u *Unit) Update(ctx context.Context, spec *UpdateSpec) (*Transformed, erro
 		fields[i] = spec.Operands[i].Column.Field
 	}
 	lease, err := u.Read(spec.Partition, fields, spec.Samples)
+	var missing *store.MissingError
+	if errors.As(err, &missing) {
+		return nil, tqerr.New(tqerr.SampleGone, "partition %q: sample %d: field %q is not stored any more", spec.Partition, missing.Sample.Index, missing.Field)
+	}
 	if err != nil {
-		return nil, tqerr.New(tqerr.SampleGone, "partition %q: %s", spec.Partition, err)
+		return nil, err
 	}
 	defer lease.Release()
 	if len(spec.Callable) > 0 {
@@ -86,7 +91,7 @@ func (u *Unit) updateNatively(spec *UpdateSpec, old []store.Leased) (*Transforme
 	out.Staged = staged
 	for k, block := range staged.Blocks() {
 		stored, operand := leasedRows(u, &old[k]), packedRows(&spec.Operands[k])
-		m.Apply(&out.Columns[k], u.Bytes(block), stored.column, stored.row, operand.column, operand.row)
+		m.Apply(&out.Columns[k], u.Bytes(block), stored.column, stored.from, operand.column, operand.from)
 	}
 	return out, nil
 }
@@ -94,18 +99,14 @@ func (u *Unit) updateNatively(spec *UpdateSpec, old []store.Leased) (*Transforme
 // updateByCallable lets a Python thread merge copies of the stored and the new values.
 func (u *Unit) updateByCallable(ctx context.Context, spec *UpdateSpec, old []store.Leased) (*Transformed, error) {
 	job := &jobs.Job{Kind: jobs.Merge, Callable: spec.Callable, Partition: spec.Partition, Keys: spec.Keys, Rows: len(spec.Samples)}
-	defer func() { u.opts.Jobs.Recycle(job.Columns) }()
+	inputs := make([]*rowsOf, 0, 2*len(old))
 	for k := range old {
-		if err := u.addInput(job, leasedRows(u, &old[k])); err != nil {
-			return nil, err
-		}
+		inputs = append(inputs, leasedRows(u, &old[k]))
 	}
 	for k := range spec.Operands {
-		if err := u.addInput(job, packedRows(&spec.Operands[k])); err != nil {
-			return nil, err
-		}
+		inputs = append(inputs, packedRows(&spec.Operands[k]))
 	}
-	results, err := u.opts.Jobs.Run(ctx, job)
+	results, err := u.runJob(ctx, job, inputs)
 	if err != nil {
 		return nil, err
 	}
@@ -136,13 +137,11 @@ func sameType(old, result *schema.Column) error {
 // Parse runs a data parser over the columns of a put and stages what it returns.
 func (u *Unit) Parse(ctx context.Context, spec *ParseSpec) (*Transformed, error) {
 	job := &jobs.Job{Kind: jobs.Parse, Callable: spec.Callable, Partition: spec.Partition, Keys: spec.Keys, Rows: spec.Rows}
-	defer func() { u.opts.Jobs.Recycle(job.Columns) }()
+	inputs := make([]*rowsOf, len(spec.Operands))
 	for k := range spec.Operands {
-		if err := u.addInput(job, packedRows(&spec.Operands[k])); err != nil {
-			return nil, err
-		}
+		inputs[k] = packedRows(&spec.Operands[k])
 	}
-	results, err := u.opts.Jobs.Run(ctx, job)
+	results, err := u.runJob(ctx, job, inputs)
 	if err != nil {
 		return nil, err
 	}
@@ -156,18 +155,21 @@ func (u *Unit) Parse(ctx context.Context, spec *ParseSpec) (*Transformed, error)
 	return u.stageResults(results, spec.Rows, spec.Stage)
 }
 
-// addInput copies a column into memory of the job, so that a callable may write to what it is given.
-func (u *Unit) addInput(job *jobs.Job, rows *rowsOf) error {
-	buffer, err := u.opts.Jobs.Gather(rows.column.Bytes())
-	if err != nil {
-		return err
+// runJob gives copies of columns to a Python thread, which may write to them, and waits for its result.
+func (u *Unit) runJob(ctx context.Context, job *jobs.Job, inputs []*rowsOf) ([]jobs.Data, error) {
+	for _, rows := range inputs {
+		buffer, err := u.opts.Jobs.Gather(rows.column.Bytes())
+		if err != nil {
+			u.opts.Jobs.Recycle(job.Columns)
+			return nil, err
+		}
+		at := 0
+		for _, run := range rows.runs {
+			at += copy(buffer[at:], run)
+		}
+		job.Columns = append(job.Columns, jobs.Data{Column: *rows.column, Bytes: buffer})
 	}
-	at := 0
-	for _, run := range rows.runs {
-		at += copy(buffer[at:], run)
-	}
-	job.Columns = append(job.Columns, jobs.Data{Column: *rows.column, Bytes: buffer})
-	return nil
+	return u.opts.Jobs.Run(ctx, job)
 }
 
 func (u *Unit) stageResults(results []jobs.Data, rows int, stage func([]schema.Column) (store.Staged, error)) (*Transformed, error) {

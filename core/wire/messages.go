@@ -46,9 +46,8 @@ const (
 	OpStatus
 )
 
-// Request is what a client asks. Sequence orders the client's requests that change something (0: none): a request that
-// arrives again with the same sequence returns the first outcome. Ack is the lowest sequence whose outcome the client
-// may still ask for.
+// Request is what a client asks. Sequence names a request that changes or grants something (0: none; see Sequence): one that
+// arrives again with the same sequence returns the first outcome. Ack is reserved and 0.
 type Request struct {
 	Op       Op
 	Sequence uint64
@@ -142,7 +141,9 @@ type PutResult struct {
 	Columns     []Column // of an update or a parsed put: the written columns as they are stored
 }
 
-// TxnRequest is the body of OpCommit and OpAbort.
+// TxnRequest is the body of OpCommit and OpAbort. Txn is the sequence of the OpPut that began the write. OpAbort calls off
+// any request by its sequence: what that has granted is taken back, one that is running is cancelled, and one that has not
+// arrived is refused when it does. Its reply is the outcome of the request: Cancelled says that nothing has happened.
 type TxnRequest struct {
 	_msgpack struct{} `msgpack:",as_array"`
 	Txn      uint64

@@ -17,9 +17,10 @@ import (
 
 const (
 	minSize   = 4 << 10
-	slabSize  = 1 << 20 // buffers below this size are cut from slabs
+	largeSize = 1 << 20 // from here on buffers start on a huge page
 	hugePage  = 2 << 20 // alignment that lets the kernel use a huge page
 	idleAfter = 10 * time.Second
+	trimEvery = idleAfter / 4
 )
 
 // Pool hands out buffers. All methods may be called from any goroutine and from a finalizer: they hold one short lock.
@@ -29,7 +30,7 @@ type Pool struct {
 		free    map[int64][]idle // by class size, oldest first
 		live    int64
 		idle    int64
-		trimmer bool
+		trimmer *time.Timer // runs while something is idle
 		closed  bool
 	}
 }
@@ -81,7 +82,7 @@ func (p *Pool) Get(size int64) ([]byte, error) {
 
 // allocate maps memory of a class. Large classes start on a huge page.
 func allocate(size int64) ([]byte, error) {
-	if size < slabSize {
+	if size < largeSize {
 		return unix.Mmap(-1, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	}
 	raw, err := unix.MmapPtr(-1, 0, nil, uintptr(size+hugePage), unix.PROT_READ|unix.PROT_WRITE,
@@ -115,28 +116,23 @@ func (p *Pool) Put(data []byte) {
 	}
 	p.mu.idle += size
 	p.mu.free[size] = append(p.mu.free[size], idle{data, time.Now()})
-	start := !p.mu.trimmer
-	p.mu.trimmer = true
-	p.mu.Unlock()
-	if start {
-		guard.Go("bufpool trimmer", p.trimLoop)
+	if p.mu.trimmer == nil {
+		p.mu.trimmer = time.AfterFunc(trimEvery, p.trimIdle)
 	}
+	p.mu.Unlock()
 }
 
 func unmap(data []byte) { _ = unix.MunmapPtr(unsafe.Pointer(&data[0]), uintptr(len(data))) }
 
-// trimLoop gives memory back that nobody used for a while; it ends when nothing is idle.
-func (p *Pool) trimLoop() {
-	for {
-		time.Sleep(idleAfter / 4)
-		if p.trim(time.Now().Add(-idleAfter)) {
-			return
-		}
-	}
+// trimIdle gives memory back that nobody used for a while, and comes again while anything is idle.
+func (p *Pool) trimIdle() {
+	var err error
+	defer guard.Recover(&err) // nobody else would, on a timer's goroutine
+	p.trim(time.Now().Add(-idleAfter))
 }
 
-// trim unmaps buffers idle since before the given time and reports whether none is idle any more.
-func (p *Pool) trim(before time.Time) bool {
+// trim unmaps buffers idle since before the given time.
+func (p *Pool) trim(before time.Time) {
 	var old [][]byte
 	p.mu.Lock()
 	for size, list := range p.mu.free {
@@ -151,15 +147,17 @@ func (p *Pool) trim(before time.Time) bool {
 			delete(p.mu.free, size)
 		}
 	}
-	done := len(p.mu.free) == 0
-	if done {
-		p.mu.trimmer = false
+	if p.mu.trimmer != nil {
+		p.mu.trimmer.Stop()
+		p.mu.trimmer = nil
+	}
+	if len(p.mu.free) > 0 {
+		p.mu.trimmer = time.AfterFunc(trimEvery, p.trimIdle)
 	}
 	p.mu.Unlock()
 	for _, data := range old {
 		unmap(data)
 	}
-	return done
 }
 
 // Stats returns bytes handed out and bytes kept for reuse.

@@ -1,0 +1,161 @@
+package controller
+
+import (
+	"context"
+	"slices"
+
+	"transferqueue/core/schema"
+	"transferqueue/core/tqerr"
+	"transferqueue/core/wire"
+)
+
+func (c *call) commit() (any, error) {
+	var r wire.TxnRequest
+	if err := c.decode(&r); err != nil {
+		return nil, err
+	}
+	t := c.client.takeTxn(r.Txn)
+	if t == nil {
+		return nil, tqerr.New(tqerr.NotFound, "write %d is not in progress", r.Txn)
+	}
+	return c.apply(t)
+}
+
+func (c *call) abort() (any, error) {
+	var r wire.TxnRequest
+	if err := c.decode(&r); err != nil {
+		return nil, err
+	}
+	c.client.callOff(c, r.Txn)
+	return nil, errLater
+}
+
+// apply makes a staged write visible, or hands it to what computes its bytes first.
+func (c *call) apply(t *txn) (any, error) {
+	if t.transforms() {
+		return c.transform(t)
+	}
+	return c.writing(instant{
+		cells: t.cells,
+		do: func() (any, error) {
+			result, err := t.applyLocked()
+			if err != nil && tqerr.CodeOf(err) != tqerr.Conflict {
+				t.abort()
+			}
+			if err != nil {
+				return nil, err
+			}
+			return &wire.PutReply{Result: result}, nil
+		},
+		conflict: func(ctx context.Context) error { return t.restage(ctx, c.stageWhenRoom) },
+		giveUp:   t.abort,
+	})
+}
+
+// restage moves staged rows to the units where they belong now: another client has created one of the keys meanwhile, or a
+// sample was cleared and made anew.
+func (t *txn) restage(ctx context.Context, stage stager) error {
+	old := *t
+	defer old.abort()
+	t.shares = nil
+	s := t.s
+	rooms := s.rooms()
+	s.mu.RLock()
+	units, err := s.mu.cat.Check(&t.write)
+	if err == nil {
+		err = s.mu.cat.Place(units, hostOfWriter, rowSizes(t.write.Columns), rooms)
+	}
+	s.mu.RUnlock()
+	if err != nil {
+		return err
+	}
+	t.units, t.shares = units, t.split(units)
+	for i := range t.shares {
+		sh := &t.shares[i]
+		if len(old.shares) == 0 || old.shares[0].staged == nil {
+			continue
+		}
+		if sh.staged, err = stage(ctx, sh.unit, t.write.Partition, sh.cols); err != nil {
+			t.abort()
+			return err
+		}
+	}
+	t.copyFrom(&old)
+	return nil
+}
+
+// copyFrom copies staged bytes row by row from another staging of the same write.
+func (t *txn) copyFrom(old *txn) {
+	from, to := pieces(old.shares), pieces(t.shares)
+	for k := range t.write.Columns {
+		source := make([][]byte, t.rows)
+		for _, p := range from {
+			sh := &old.shares[p.share]
+			if sh.staged == nil {
+				return
+			}
+			data, offsets := sh.unit.Bytes(sh.staged.Blocks()[k]), sh.cols[k].Offsets()
+			for i := range p.rows {
+				source[int(p.from)+i] = data[offsets[p.at+i]:offsets[p.at+i+1]]
+			}
+		}
+		for _, p := range to {
+			sh := &t.shares[p.share]
+			data, offsets := sh.unit.Bytes(sh.staged.Blocks()[k]), sh.cols[k].Offsets()
+			for i := range p.rows {
+				copy(data[offsets[p.at+i]:offsets[p.at+i+1]], source[int(p.from)+i])
+			}
+		}
+	}
+}
+
+// cells names what the write touches among the samples that exist. Called with mu held.
+func (t *txn) cells() *writeSet {
+	fields := make([]string, len(t.write.Columns))
+	for i := range t.write.Columns {
+		fields[i] = t.write.Columns[i].Field
+	}
+	return newWriteSet(t.write.Partition, fields, t.s.mu.cat.Existing(&t.write), false)
+}
+
+// applyLocked changes the catalog and commits the units. Called with mu held.
+func (t *txn) applyLocked() (*wire.PutResult, error) {
+	t.write.Unwatched = len(t.s.mu.watches[t.write.Partition]) == 0
+	applied, err := t.s.mu.cat.Apply(&t.write, t.units)
+	if err != nil {
+		return nil, err
+	}
+	for _, sh := range t.shares {
+		if sh.staged == nil {
+			continue
+		}
+		samples := applied.Samples
+		if sh.rows != len(samples) {
+			samples = make([]schema.Sample, 0, sh.rows)
+			for r := 0; r < len(sh.runs); r += 2 {
+				samples = append(samples, applied.Samples[sh.runs[r]:sh.runs[r+1]]...)
+			}
+		}
+		sh.staged.Commit(samples)
+	}
+	t.s.changed(t.write.Partition, applied.Events)
+	result := &wire.PutResult{Fields: applied.Fields, Tags: someTags(applied.Tags)}
+	result.Indexes, result.Generations = indexLists(applied.Samples)
+	return result, nil
+}
+
+// someTags returns nil when no row has a tag, which spares the client a thousand empty dicts.
+func someTags(tags [][]byte) [][]byte {
+	if slices.ContainsFunc(tags, func(tag []byte) bool { return len(tag) > 1 }) { // an empty map has one byte
+		return tags
+	}
+	return nil
+}
+
+func indexLists(samples []schema.Sample) (wire.Ints, wire.Ints) {
+	indexes, generations := make(wire.Ints, len(samples)), make(wire.Ints, len(samples))
+	for i, s := range samples {
+		indexes[i], generations[i] = s.Index, int64(s.Generation)
+	}
+	return indexes, generations
+}
