@@ -71,6 +71,8 @@ def _key_list(keys: Any, op: str) -> list[str]:
 
 
 def _all_str(what: str, names: list[Any], op: str) -> list[str]:
+    if set(map(type, names)) <= {str}:
+        return names
     for i, name in enumerate(names):
         if not isinstance(name, str):
             raise WrongTypeError(f"{what}[{i}]: got {type(name).__name__}, want a str", op)
@@ -150,7 +152,8 @@ def _safe(value: Any) -> Any:
 def _decode_tags(raw: bytes | None, count: int) -> list[dict[str, Any]]:
     if raw is None:
         return [{} for _ in range(count)]
-    return [tag or {} for tag in _tag_decoder.decode(raw)]
+    tags: list[dict[str, Any]] = _tag_decoder.decode(raw)
+    return tags if None not in tags else [tag or {} for tag in tags]
 
 
 # ---- put and update -------------------------------------------------------------------------------------------------
