@@ -140,14 +140,12 @@ func (c *Client) Start(req *Request, done func(*Result)) (cancel func(), err err
 		}
 		return cancel, nil
 	}
-	guard.Go("client request", func() {
-		if req.Op == wire.OpGet {
-			finish(c.get(ctx, req))
-			return
-		}
-		reply, err := c.call(ctx, req.Op, req.Body, nil, req.Timeout)
-		finish(plainResult(reply, err))
-	})
+	sent := c.begin(ctx, req.Op, req.Body, nil, req.Timeout)
+	if req.Op == wire.OpGet {
+		sent.then("client get", func(reply *wire.Reply, err error) { finish(c.got(ctx, req.Flags, reply, err)) })
+	} else {
+		sent.then("client request", func(reply *wire.Reply, err error) { finish(plainResult(reply, err)) })
+	}
 	return cancel, nil
 }
 
@@ -187,24 +185,74 @@ func (c *Client) conn() transport.Conn {
 	return c.mu.conn
 }
 
-// call sends a request until it has an answer, its time is over, or the connection is lost for good.
-func (c *Client) call(ctx context.Context, op wire.Op, body, payload []byte, timeout time.Duration) (*wire.Reply, error) {
-	req := &wire.Request{Op: op, Timeout: timeout, Body: body, Payload: payload}
+// sent is a request on its way.
+type sent struct {
+	c       *Client
+	ctx     context.Context
+	cancel  context.CancelFunc
+	req     *wire.Request
+	conn    transport.Conn
+	pending transport.Pending // nil: not sent yet
+}
+
+// begin sends a request on the caller's goroutine, so that it is on its way before another one has to be woken. Exactly one
+// of wait and then must follow.
+func (c *Client) begin(ctx context.Context, op wire.Op, body, payload []byte, timeout time.Duration) *sent {
+	s := &sent{c: c, ctx: ctx, cancel: func() {}, conn: c.conn()}
+	s.req = &wire.Request{Op: op, Timeout: timeout, Body: body, Payload: payload}
 	if timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, timeout+answerGrace)
-		defer cancel()
+		s.ctx, s.cancel = context.WithTimeout(ctx, timeout+answerGrace)
 	}
-	if !sequenced[op] {
-		return c.repeat(ctx, req)
+	if sequenced[op] {
+		s.req.Sequence = c.takeLane()
 	}
-	req.Sequence = c.takeLane()
-	defer c.giveLane(req.Sequence)
-	reply, err := c.repeat(ctx, req)
-	if err != nil && ctx.Err() != nil {
-		return c.settle(req.Sequence, err)
+	if b, ok := s.conn.(transport.Beginner); ok && c.opts.Resend == 0 {
+		s.pending = b.Begin(s.ctx, s.req)
+	}
+	return s
+}
+
+// then calls do with the answer: at once when it is there already and small, else on a goroutine of the given name.
+func (s *sent) then(name string, do func(*wire.Reply, error)) {
+	if s.pending != nil && s.pending.Ready() {
+		reply, err := s.wait()
+		if err != nil || s.req.Op != wire.OpGet || reply.Payload != nil {
+			do(reply, err)
+			return
+		}
+		guard.Go(name, func() { do(reply, nil) })
+		return
+	}
+	guard.Go(name, func() { do(s.wait()) })
+}
+
+// wait returns when the request has an answer, its time is over, or the connection is lost for good.
+func (s *sent) wait() (*wire.Reply, error) {
+	defer s.cancel()
+	if s.req.Sequence != 0 {
+		defer s.c.giveLane(s.req.Sequence)
+	}
+	reply, err := s.answer()
+	if err != nil && s.req.Sequence != 0 && s.ctx.Err() != nil {
+		return s.c.settle(s.req.Sequence, err)
 	}
 	return reply, err
+}
+
+func (s *sent) answer() (*wire.Reply, error) {
+	if s.pending == nil {
+		return s.c.repeat(s.ctx, s.req)
+	}
+	reply, err := s.pending.Wait(s.ctx)
+	if err == nil || s.ctx.Err() != nil || s.c.opts.Redial == nil || !ended(s.conn) {
+		return reply, err
+	}
+	return s.c.repeat(s.ctx, s.req)
+}
+
+// call sends a request and waits for its answer.
+func (c *Client) call(ctx context.Context, op wire.Op, body, payload []byte, timeout time.Duration) (*wire.Reply, error) {
+	return c.begin(ctx, op, body, payload, timeout).wait()
 }
 
 // settle calls a request off that has ended with err here. It returns its outcome when it has one after all, and err when

@@ -15,9 +15,8 @@ const (
 	align     = 64
 )
 
-// get asks for rows and moves their bytes into result memory.
-func (c *Client) get(ctx context.Context, req *Request) *Result {
-	answer, err := c.call(ctx, wire.OpGet, req.Body, nil, req.Timeout)
+// got moves the bytes of the rows that were asked for into result memory.
+func (c *Client) got(ctx context.Context, flags Flags, answer *wire.Reply, err error) *Result {
 	if err != nil {
 		return &Result{Err: err}
 	}
@@ -26,7 +25,7 @@ func (c *Client) get(ctx context.Context, req *Request) *Result {
 		return &Result{Err: err}
 	}
 	g := newGetting(ctx, c, &reply, answer.Payload)
-	columns, err := g.build(req.Flags)
+	columns, err := g.build(flags)
 	if len(g.leases) > 0 {
 		c.release(g.leases)
 	}

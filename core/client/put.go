@@ -68,8 +68,7 @@ func (c *Client) putInline(ctx context.Context, req *Request, put *wire.PutReque
 	if err != nil {
 		return err
 	}
-	guard.Go("client put", func() {
-		reply, err := c.call(ctx, wire.OpPut, body, payload, req.Timeout)
+	c.begin(ctx, wire.OpPut, body, payload, req.Timeout).then("client put", func(reply *wire.Reply, err error) {
 		done(plainResult(reply, err))
 	})
 	return nil
@@ -88,8 +87,7 @@ func (c *Client) putStaged(ctx context.Context, req *Request, put *wire.PutReque
 	}
 	begun := time.Now()
 	grant := make(chan granted, 1)
-	guard.Go("client put", func() {
-		reply, err := c.call(ctx, wire.OpPut, body, nil, req.Timeout)
+	c.begin(ctx, wire.OpPut, body, nil, req.Timeout).then("client put", func(reply *wire.Reply, err error) {
 		g := granted{err: err}
 		if err == nil {
 			g.reply = &wire.PutReply{}
@@ -104,7 +102,7 @@ func (c *Client) putStaged(ctx context.Context, req *Request, put *wire.PutReque
 		if g.err == nil {
 			g.err = c.fill(ctx, g.reply, inputs)
 		}
-		guard.Go("client commit", func() { done(c.commit(ctx, g, remaining(req.Timeout, begun))) })
+		c.finish(ctx, g, remaining(req.Timeout, begun), done)
 		return nil
 	case <-timer.C:
 	}
@@ -113,13 +111,13 @@ func (c *Client) putStaged(ctx context.Context, req *Request, put *wire.PutReque
 		defer release()
 		g := <-grant
 		if err != nil {
-			_ = c.commit(ctx, granted{g.reply, err}, 0)
+			c.finish(ctx, granted{g.reply, err}, 0, func(*Result) {})
 			return
 		}
 		if g.err == nil {
 			g.err = c.fill(ctx, g.reply, aside)
 		}
-		done(c.commit(ctx, g, remaining(req.Timeout, begun)))
+		c.finish(ctx, g, remaining(req.Timeout, begun), done)
 	})
 	return err
 }
@@ -192,28 +190,35 @@ func fillBlock(m *arena.Mapping, b wire.Block, in *foreign.Input, rows wire.Ints
 	return nil
 }
 
-// commit finishes a staged put, or gives its memory back when something failed.
-func (c *Client) commit(ctx context.Context, g granted, timeout time.Duration) *Result {
+// finish commits a staged put, or gives its memory back when something failed.
+func (c *Client) finish(ctx context.Context, g granted, timeout time.Duration, done func(*Result)) {
 	if g.reply == nil {
-		return &Result{Err: g.err}
+		done(&Result{Err: g.err})
+		return
 	}
 	if g.err == nil && ctx.Err() != nil {
 		g.err = tqerr.New(tqerr.Cancelled, "put: cancelled before it was committed")
 	}
+	var txn []byte
 	if g.err == nil {
-		txn, err := wire.Marshal(&wire.TxnRequest{Txn: g.reply.Txn})
-		var reply *wire.Reply
-		if err == nil {
-			reply, err = c.call(ctx, wire.OpCommit, txn, nil, timeout)
-		}
-		if err == nil {
-			return plainResult(reply, nil)
-		}
-		g.err = err
+		txn, g.err = wire.Marshal(&wire.TxnRequest{Txn: g.reply.Txn})
 	}
-	// A commit that has arrived has taken the write, and there is nothing to call off; the reply would say no more.
-	ctx, cancel := context.WithTimeout(c.background, settleTime)
-	defer cancel()
-	_, _ = c.callOff(ctx, g.reply.Txn)
-	return &Result{Err: g.err}
+	giveUp := func(err error) {
+		// A commit that has arrived has taken the write, and there is nothing to call off; the reply would say no more.
+		ctx, cancel := context.WithTimeout(c.background, settleTime)
+		defer cancel()
+		_, _ = c.callOff(ctx, g.reply.Txn)
+		done(&Result{Err: err})
+	}
+	if g.err != nil {
+		guard.Go("client give up", func() { giveUp(g.err) })
+		return
+	}
+	c.begin(ctx, wire.OpCommit, txn, nil, timeout).then("client commit", func(reply *wire.Reply, err error) {
+		if err != nil {
+			guard.Go("client give up", func() { giveUp(err) })
+			return
+		}
+		done(plainResult(reply, nil))
+	})
 }

@@ -45,3 +45,17 @@ type Conn interface {
 	Done() <-chan struct{}
 	Close() error
 }
+
+// Beginner is a Conn whose calls can be split: Begin sends on the caller's goroutine and does not wait, so that a request
+// is on its way before anybody else has to be woken.
+type Beginner interface {
+	Begin(ctx context.Context, req *wire.Request) Pending
+}
+
+// Pending is a request that was sent, or has failed to be.
+type Pending interface {
+	// Ready reports that Wait returns at once.
+	Ready() bool
+	// Wait returns what Call would. It must be called exactly once, with the context of Begin.
+	Wait(ctx context.Context) (*wire.Reply, error)
+}

@@ -96,9 +96,41 @@ func (c *Conn) Call(ctx context.Context, req *wire.Request) (*wire.Reply, error)
 	if ctx.Err() != nil {
 		return nil, failure.Ended(ctx, started)
 	}
-	replies, end := c.Begin(ctx, req)
+	replies, end := c.Serve(ctx, req)
 	defer end()
 	return Await(ctx, c, replies, started)
+}
+
+// pending is a call that the server has taken.
+type pending struct {
+	c       *Conn
+	started time.Time
+	replies <-chan *wire.Reply
+	end     func()
+	err     error
+}
+
+// Begin implements transport.Beginner. It returns when the handler has, which most often has replied by then.
+func (c *Conn) Begin(ctx context.Context, req *wire.Request) transport.Pending {
+	p := &pending{c: c, started: time.Now()}
+	if ctx.Err() != nil {
+		p.err = failure.Ended(ctx, p.started)
+		return p
+	}
+	p.replies, p.end = c.Serve(ctx, req)
+	return p
+}
+
+// Ready implements transport.Pending.
+func (p *pending) Ready() bool { return p.err != nil || len(p.replies) > 0 }
+
+// Wait implements transport.Pending.
+func (p *pending) Wait(ctx context.Context) (*wire.Reply, error) {
+	if p.err != nil {
+		return nil, p.err
+	}
+	defer p.end()
+	return Await(ctx, p.c, p.replies, p.started)
 }
 
 // Await waits for the reply to a request that was begun at started.
@@ -121,10 +153,10 @@ func Await(ctx context.Context, c *Conn, replies <-chan *wire.Reply, started tim
 	return reply, nil
 }
 
-// Begin hands a request to the server and returns when Serve has returned; the reply comes on the channel, which is
+// Serve hands a request to the server and returns when Serve has returned; the reply comes on the channel, which is
 // never closed. The context that the server sees ends with ctx, with the request's timeout, with the connection, and
 // when end is called, which must happen once.
-func (c *Conn) Begin(ctx context.Context, req *wire.Request) (replies <-chan *wire.Reply, end func()) {
+func (c *Conn) Serve(ctx context.Context, req *wire.Request) (replies <-chan *wire.Reply, end func()) {
 	// It derives from the connection's context, so that a cut connection has ended it before the peer is gone.
 	var serving context.Context
 	var cancel context.CancelFunc

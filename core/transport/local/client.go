@@ -217,36 +217,72 @@ func (c *Conn) why() error {
 	return c.mu.err
 }
 
+// pending is a call whose frame was sent, unless err says why not or the socket was full.
+type pending struct {
+	c       *Conn
+	w       *waiter
+	id      uint64
+	started time.Time
+	unsent  *wire.Frame
+	err     error
+}
+
 // Call implements transport.Conn. The request's bytes may be reused when it returns.
 func (c *Conn) Call(ctx context.Context, req *wire.Request) (*wire.Reply, error) {
-	started := time.Now()
+	return c.Begin(ctx, req).Wait(ctx)
+}
+
+// Begin implements transport.Beginner. The request's bytes may be reused when Wait returns.
+func (c *Conn) Begin(ctx context.Context, req *wire.Request) transport.Pending {
+	p := &pending{c: c, started: time.Now()}
 	if ctx.Err() != nil {
-		return nil, failure.Ended(ctx, started)
+		p.err = failure.Ended(ctx, p.started)
+		return p
 	}
-	w := waiters.Get().(*waiter)
-	defer waiters.Put(w)
-	id, err := c.register(w)
-	if err != nil {
-		return nil, err
+	p.w = waiters.Get().(*waiter)
+	if p.id, p.err = c.register(p.w); p.err != nil {
+		p.w = nil
+		return p
 	}
-	f := wire.Frame{Type: wire.FrameRequest, Op: uint16(req.Op), ID: id, Sequence: req.Sequence, Ack: req.Ack,
+	f := &wire.Frame{Type: wire.FrameRequest, Op: uint16(req.Op), ID: p.id, Sequence: req.Sequence, Ack: req.Ack,
 		Timeout: req.Timeout, Body: req.Body, Payload: req.Payload}
-	var reply *wire.Reply
-	if err := c.submit(ctx, &f); err != nil {
-		if c.take(id) == nil {
+	if err := c.send(f, true); err == errFull {
+		p.unsent = f
+	} else {
+		p.err = err
+	}
+	return p
+}
+
+// Ready implements transport.Pending.
+func (p *pending) Ready() bool { return p.err != nil || (p.w != nil && len(p.w.reply) > 0) }
+
+// Wait implements transport.Pending.
+func (p *pending) Wait(ctx context.Context) (*wire.Reply, error) {
+	c, w := p.c, p.w
+	if w == nil {
+		return nil, p.err
+	}
+	defer waiters.Put(w)
+	if p.unsent != nil {
+		p.err = c.submit(ctx, p.unsent)
+	}
+	if p.err != nil {
+		if c.take(p.id) == nil {
 			<-w.reply // the connection ended meanwhile and has told the waiter, who must be empty for the next call
 		}
-		if ctx.Err() != nil && err == ctx.Err() {
-			return nil, failure.Ended(ctx, started)
+		if ctx.Err() != nil && p.err == ctx.Err() {
+			return nil, failure.Ended(ctx, p.started)
 		}
-		return nil, err
+		return nil, p.err
 	}
+	var reply *wire.Reply
 	select {
 	case reply = <-w.reply:
 	case <-ctx.Done():
-		if c.take(id) != nil {
-			_ = c.sender.send(&wire.Frame{Type: wire.FrameCancel, ID: id}, false)
-			return nil, failure.Ended(ctx, started)
+		if c.take(p.id) != nil {
+			_ = c.sender.send(&wire.Frame{Type: wire.FrameCancel, ID: p.id}, false)
+			return nil, failure.Ended(ctx, p.started)
 		}
 		reply = <-w.reply // it won the race
 	}

@@ -211,10 +211,10 @@ func (c *Conn) carry(ctx context.Context, fault Fault, req *wire.Request, replie
 			return
 		}
 	}
-	first, end := c.inner.Begin(ctx, req)
+	first, end := c.inner.Serve(ctx, req)
 	defer end()
 	if fault.Do == Duplicate {
-		second, endSecond := c.inner.Begin(ctx, req)
+		second, endSecond := c.inner.Serve(ctx, req)
 		defer endSecond()
 		defer c.receive(second)
 	}
