@@ -26,6 +26,9 @@ func (c *call) abort() (any, error) {
 	if err := c.decode(&r); err != nil {
 		return nil, err
 	}
+	if t := c.client.takeTxn(r.Txn); t != nil { // its lane may be in use again
+		t.abort()
+	}
 	c.client.callOff(c, r.Txn)
 	return nil, errLater
 }

@@ -72,7 +72,7 @@ func (u *Unit) updateNatively(spec *UpdateSpec, old []store.Leased) (*Transforme
 	}
 	name := func(i int) string {
 		if spec.Keys != nil {
-			return fmt.Sprintf("key %q", spec.Keys[i])
+			return spec.Keys[i]
 		}
 		return fmt.Sprintf("sample %d", spec.Samples[i].Index)
 	}

@@ -1,0 +1,39 @@
+package controller
+
+// Verify checks the catalog and that nobody waits for a write that is not there.
+func (s *Server) Verify() error {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.mu.cat.Verify()
+}
+
+// Parked counts what waits or watches: requests for changes, writes in order, watches.
+func (s *Server) Parked() (waiters, writes, watches int) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for _, list := range s.mu.waiters {
+		waiters += len(list)
+	}
+	for _, list := range s.mu.watches {
+		watches += len(list)
+	}
+	return waiters, len(s.mu.writes.list), watches
+}
+
+// Clients returns how many clients are known and how many outcomes are kept for them.
+func (s *Server) Clients() (clients, outcomes int) {
+	s.clients.Lock()
+	defer s.clients.Unlock()
+	for _, c := range s.clients.byID {
+		c.mu.Lock()
+		outcomes += len(c.mu.lanes)
+		c.mu.Unlock()
+	}
+	return len(s.clients.byID), outcomes
+}
+
+// MaxWatchEvents and MaxReplyEvents are the limits of watches.
+const (
+	MaxWatchEvents = maxWatchEvents
+	MaxReplyEvents = maxReplyEvents
+)
