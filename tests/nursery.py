@@ -25,12 +25,16 @@ class Order(NamedTuple):
 
     Attributes:
         work: ``loads`` makes a function and its arguments of it.
-        ends_as_program: the interpreter is shut down at the end, which takes torch a second; else the process just ends.
+        ends_as_program: the interpreter is shut down at the end, which takes torch a second; else the process ends.
     """
 
     environment: dict[str, str]
     work: bytes
     ends_as_program: bool
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
 
 
 def _serve(control: socket.socket) -> tuple[Order, list[int]]:
@@ -55,7 +59,7 @@ def _serve(control: socket.socket) -> tuple[Order, list[int]]:
 
 def _settle(order: Order, descriptors: list[int]) -> Any:
     """Make this process what it was ordered to be; returns its line to the test."""
-    ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+    _die_with_parent()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(order.environment)
@@ -83,6 +87,7 @@ if __name__ == "__main__":
     assert concurrent.futures.thread
     assert tq
     torch.set_num_threads(1)
+    _die_with_parent()
     order, descriptors = _serve(socket.socket(fileno=int(sys.argv[1])))
     line = _settle(order, descriptors)
     function, arguments = cloudpickle.loads(order.work)

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import collections
 import ctypes
+import itertools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from struct import Struct
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -25,6 +27,7 @@ from transfer_queue.errors import TransferQueueError, from_code
 T = TypeVar("T")
 
 _REAP = 16
+_TOKENS = Struct("=24xQ16xQ40x")  # token and offsets_token of a tq_result_column
 _DECODER = msgspec.msgpack.Decoder()
 
 decode = _DECODER.decode
@@ -74,12 +77,14 @@ class Call(Generic[T]):
 class Queue:
     """A completion queue of the core."""
 
-    __slots__ = ("_completions", "_count", "_library", "_ticket", "fd", "handle", "pid")
+    __slots__ = ("_completions", "_count", "_handle", "_library", "_ticket", "fd", "handle", "pid")
 
     def __init__(self, library: _lib.Library) -> None:
-        handle, fd, error = _lib.u64(), _lib.i32(), _lib.Error()
-        library.check(library.tq_queue_open(ctypes.byref(handle), ctypes.byref(fd), ctypes.byref(error)), error)
-        self._library, self.handle, self.fd, self.pid = library, handle.value, fd.value, os.getpid()
+        # In this order, so that a queue that a signal handler cuts short is closed all the same.
+        self.pid, self._library, self._handle = os.getpid(), library, _lib.u64()
+        fd, error = _lib.i32(), _lib.Error()
+        library.check(library.tq_queue_open(ctypes.byref(self._handle), ctypes.byref(fd), ctypes.byref(error)), error)
+        self.handle, self.fd = self._handle.value, fd.value
         self._completions = (_lib.Completion * _REAP)()
         self._count, self._ticket = _lib.u32(), _lib.u64()
 
@@ -110,24 +115,45 @@ class Queue:
             self._library.tq_error_release(ctypes.byref(error))
 
     def reap(self, finish: Callable[[_lib.Completion], None]) -> None:
-        """Hand every completion that waits to ``finish``, then free it."""
-        error = _lib.Error()
-        code = self._library.tq_reap(self.handle, self._completions, _REAP, self._count, error)
-        if code:
-            self._library.check(code, error)
-        for i in range(self._count.value):
-            completion = self._completions[i]
-            try:
-                finish(completion)
-            finally:
-                self._library.tq_free(completion.memory)
+        """Hand every completion that waits to ``finish``, then free it.
 
-    def close(self) -> None:
+        When an error comes out of ``finish``, or a signal handler raises anywhere here, the rest is given back.
+        """
+        error = _lib.Error()
+        self._count.value = 0
+        try:
+            code = self._library.tq_reap(self.handle, self._completions, _REAP, self._count, error)
+            if code:
+                self._library.check(code, error)
+            for i in range(self._count.value):
+                finish(self._completions[i])
+                self._free(self._completions[i])
+        except BaseException:
+            for i in range(self._count.value):
+                self._discard(self._completions[i])
+            raise
+
+    def _free(self, completion: _lib.Completion) -> None:
+        memory, completion.memory = completion.memory, None
+        self._library.tq_free(memory)
+
+    def _discard(self, completion: _lib.Completion) -> None:
+        """Free a completion and what its columns hold. A token that was given back already does nothing."""
+        if completion.memory:
+            raw = ctypes.string_at(completion.columns or 0, _TOKENS.size * completion.n_columns)
+            for token in itertools.chain.from_iterable(_TOKENS.iter_unpack(raw)):
+                self._library.tq_release(token)
+            self._free(completion)
+
+    def close(self, getpid: Callable[[], int] = os.getpid) -> None:
         """End all its requests. A library that is out of use has no queues to close."""
-        if self.pid == os.getpid():
-            error = _lib.Error()
-            if self._library.tq_queue_close(self.handle, ctypes.byref(error)):
-                self._library.tq_error_release(ctypes.byref(error))
+        if self.pid == getpid() and self._handle.value:
+            handle, self._handle.value = self._handle.value, 0
+            self._library.tq_queue_close(handle, None)
+
+    def __del__(self) -> None:
+        # One that is neither free nor closed was dropped by a signal handler that raised.
+        self.close()
 
 
 # Ends of a deque may be used from any thread.

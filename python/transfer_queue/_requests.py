@@ -459,15 +459,9 @@ def update(session: Session, metadata: BatchMeta, values: Any, merge_fn: Any, ti
 # ---- get ------------------------------------------------------------------------------------------------------------
 
 
-def _release(token: int) -> None:
-    """Give result memory back. Called from finalizers, so it neither blocks nor raises."""
-    if _lib.loaded():
-        _lib.library().tq_release(token)
-
-
 def _read_table(reply: Reply) -> TensorDict:
     (names,) = decode(reply.body)
-    return _results.build(decode(names), reply.columns, reply.rows, _release)
+    return _results.build(decode(names), reply.columns, reply.rows, _lib.library().tq_release)
 
 
 def _get_call(

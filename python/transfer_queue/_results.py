@@ -18,10 +18,13 @@ form            column
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from math import prod
+from operator import attrgetter, methodcaller
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -72,21 +75,48 @@ class Lease(ctypes.c_char * (1 << 46)):  # type: ignore[misc]  # mypy sees no cl
     """Memory of the core that a tensor views; its death gives the token back, but not in a forked child.
 
     One type for all lengths: what a tensor may touch is bounded by the tensor. The finalizer may run on any thread and
-    inside the garbage collector, so the release function must neither block nor take a lock.
+    inside the garbage collector, so the release function must neither block nor take a lock. And it has no line of
+    Python, between which a signal handler may raise: the error would be ignored, and the memory lost.
     """
 
-    pid: int
-    token: int
-    release: Release
-
-    def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:
-        if self.pid == getpid():
-            self.release(self.token)
+    end: Callable[[], Any] = int
+    __del__ = property(attrgetter("end"))
 
 
-def _lease(address: int, token: int, release: Release, pid: int) -> Lease:
+class _Releaser:
+    """A release function, for as long as this process is the one that may call it."""
+
+    __slots__ = ("__weakref__", "release")
+
+    def __init__(self, release: Release) -> None:
+        self.release = release
+        _releasers.add(self)
+
+
+_releasers: weakref.WeakSet[_Releaser] = weakref.WeakSet()
+_latest = _Releaser(int)
+
+
+def _releaser(release: Release) -> _Releaser:
+    global _latest
+    latest = _latest
+    if latest.release is not release:
+        _latest = latest = _Releaser(release)
+    return latest
+
+
+def _after_fork() -> None:
+    for releaser in _releasers:
+        releaser.release = int  # does nothing with a token
+    _releasers.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _lease(address: int, token: int, releaser: _Releaser) -> Lease:
     lease: Lease = Lease.from_address(address)
-    lease.pid, lease.token, lease.release = pid, token, release
+    lease.end = functools.partial(methodcaller("release", token), releaser)
     return lease
 
 
@@ -105,7 +135,7 @@ class _Reply:
     """The columns of one reply while they are turned into tensors."""
 
     def __init__(self, columns: Sequence[ResultColumn], rows: int, release: Release) -> None:
-        self.columns, self.rows, self.release, self.pid = columns, rows, release, os.getpid()
+        self.columns, self.rows, self.release, self.releaser = columns, rows, release, _releaser(release)
         self._offsets: dict[int, Tensor] = {}
         # Tokens that no owner object has yet.
         self._open = {token for column in columns for token in (column.token, column.offsets_token) if token}
@@ -120,7 +150,7 @@ class _Reply:
             return _copy(address, size, dtype)
         if token not in self._open:
             raise ValueError(f"token {token} is given twice in one reply")
-        lease = _lease(address, token, self.release, self.pid)
+        lease = _lease(address, token, self.releaser)
         self._open.discard(token)
         return torch.frombuffer(lease, dtype=dtype, count=count)
 
@@ -141,13 +171,14 @@ class _Reply:
     def drop(self, token: int) -> None:
         """Gives a token back at once, unless an owner object has it."""
         if token in self._open:
-            self._open.discard(token)
             self.release(token)
+            self._open.discard(token)
 
     def close(self) -> None:
         """Gives back all tokens that nobody took, after a failure for example."""
-        while self._open:
-            self.release(self._open.pop())
+        for token in self._open:
+            self.release(token)
+        self._open.clear()
 
 
 def build(names: Sequence[str], address: int, rows: int, release: Release) -> TensorDict:

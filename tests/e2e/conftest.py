@@ -13,7 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from processes import Nursery, until  # noqa: E402
+from processes import Nursery, until
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import torch
+
 from processes import Nursery
 
 

@@ -1,0 +1,286 @@
+"""Sessions on one host: who owns, who attaches, how a session ends, and what a rendezvous file may be."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pickle
+import signal
+import stat
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from processes import Child, Nursery, until
+from transfer_queue import errors
+
+
+def _join(line: Any, conf: Any = None) -> None:
+    """Join or open a session, say who owns it, and stay until told to leave."""
+    import transfer_queue as tq
+    from transfer_queue import _session
+
+    line.send("ready")
+    line.recv()
+    returned = tq.init(conf)
+    session = _session.current()
+    line.send((session.id, session.owner, returned.get("mark")))
+    tq.kv_put(str(os.getpid()), "p", tag={"pid": os.getpid()})
+    line.send(None)
+    if line.recv() == "close":
+        tq.close()
+
+
+def _owner(nursery: Nursery, conf: Any = None) -> Child:
+    child = nursery.start(_join, conf)
+    child.recv()
+    child.send("go")
+    assert child.recv()[1], "the first process owns the session"
+    child.recv()
+    return child
+
+
+def test_sixteen_processes_at_once_get_one_owner(nursery: Nursery, runtime_dir: Path) -> None:
+    children = [nursery.start(_join, {"mark": number}) for number in range(16)]
+    for child in children:
+        child.recv()
+    for child in children:
+        child.send("go")
+    answers = [child.recv() for child in children]
+    for child in children:
+        child.recv()
+    owners = [child for child, answer in zip(children, answers, strict=True) if answer[1]]
+    assert len(owners) == 1
+    assert len({session for session, _, _ in answers}) == 1
+    mark = answers[children.index(owners[0])][2]
+    assert {answer[2] for answer in answers} == {mark}, "all have the configuration of the owner"
+
+    import transfer_queue as tq
+
+    try:
+        assert set(tq.kv_list("p")["p"]) == {str(child.pid) for child in children}
+        for child in children:
+            if child is not owners[0]:
+                child.send("close")
+                child.result()
+        assert len(tq.kv_list("p")["p"]) == 16, "leaving a session ends nothing"
+        owners[0].send("close")
+        owners[0].result()
+        with pytest.raises(errors.UnavailableError):
+            tq.kv_list("p")
+    finally:
+        tq.close()
+    assert [path.suffix for path in runtime_dir.iterdir()] == [".lock"]
+
+
+def test_death_of_the_owner_is_seen_within_two_seconds(nursery: Nursery) -> None:
+    owner = _owner(nursery)
+    import transfer_queue as tq
+
+    tq.init()
+    ended: list[tuple[BaseException, float]] = []
+
+    def wait_for_ever() -> None:
+        try:
+            tq.kv_wait("p", keys=["never"], timeout=40)
+        except BaseException as error:
+            ended.append((error, time.monotonic()))
+
+    try:
+        waiting = threading.Thread(target=wait_for_ever)
+        waiting.start()
+        until(lambda: _clients() > 1, "the waiter is connected")
+        owner.signal(signal.SIGKILL)
+        died = time.monotonic()
+        waiting.join(10)
+        assert isinstance(ended[0][0], errors.UnavailableError)
+        assert isinstance(ended[0][0], ConnectionError)
+        assert ended[0][1] - died < 2
+        with pytest.raises(ConnectionError):
+            tq.kv_put("a", "p", {"x": torch.ones(1)})
+        assert time.monotonic() - died < 4
+    finally:
+        tq.close()
+    tq.init()  # what the dead owner left is replaced
+    try:
+        assert tq.kv_list() == {}
+    finally:
+        tq.close()
+
+
+def _clients() -> int:
+    from transfer_queue import _calls, _requests, _session
+
+    session = _session.current()
+    count: int = _calls.run(session.handle, _requests.summary(session))[3]
+    return count
+
+
+def test_close_of_the_owner_ends_waiting_calls_of_others(nursery: Nursery) -> None:
+    owner = _owner(nursery)
+    import transfer_queue as tq
+
+    tq.init()
+    try:
+        threading.Thread(target=owner.send, args=("close",)).start()
+        with pytest.raises(errors.UnavailableError):
+            tq.kv_wait("p", keys=["never"], timeout=30)
+        owner.result()
+    finally:
+        tq.close()
+
+
+def test_init_returns_the_running_configuration_which_pickles(nursery: Nursery) -> None:
+    conf = {"mark": "owner", "enable": True, "backend": {"SimpleStorage": {"num_data_storage_units": 3}}}
+    _owner(nursery, conf)
+    import transfer_queue as tq
+
+    try:
+        got = tq.init({"mark": "ignored"})
+        assert (got.mark, got.enable, got.backend.SimpleStorage.num_data_storage_units) == ("owner", True, 3)
+        assert got.backend.storage_backend == "SimpleStorage"
+        again = pickle.loads(pickle.dumps(got))
+        assert again == got
+        assert tq.init(again) == got
+        assert len(tq.list_units()) == 3
+    finally:
+        tq.close()
+
+
+def test_a_session_can_be_closed_and_opened_again(runtime_dir: Path) -> None:
+    import transfer_queue as tq
+
+    for number in range(3):
+        tq.init()
+        tq.kv_put("a", "p", {"x": torch.full((3,), number)})
+        assert tq.kv_batch_get("a", "p")["x"].values().tolist() == [number] * 3
+        tq.close()
+        tq.close()
+        with pytest.raises(AssertionError):
+            tq.get_client()
+        with pytest.raises(AssertionError, match="init"):
+            tq.kv_list()
+    assert [path.suffix for path in runtime_dir.iterdir()] == [".lock"]
+
+
+def test_namespaces_and_directories_separate_sessions(nursery: Nursery, tq: Any, tmp_path: Path) -> None:
+    def other(line: Any, conf: Any, folder: str | None) -> Any:
+        import transfer_queue as tq
+
+        if folder:
+            os.environ["TQ_RUNTIME_DIR"] = folder
+        tq.init(conf)
+        tq.kv_put("theirs", "p", tag={})
+        listed = tq.kv_list()
+        tq.close()
+        return listed
+
+    tq.kv_put("ours", "p", tag={})
+    assert nursery.start(other, {"namespace": "other"}, None).result() == {"p": {"theirs": {}}}
+    assert nursery.start(other, None, str(tmp_path)).result() == {"p": {"theirs": {}}}
+    assert tq.kv_list() == {"p": {"ours": {}}}
+    assert set(nursery.start(other, None, None).result()["p"]) == {"ours", "theirs"}
+
+
+def test_files_of_a_session_are_private(tq: Any, runtime_dir: Path) -> None:
+    found = {path.suffix: path for path in runtime_dir.iterdir()}
+    assert set(found) == {".json", ".lock", ".sock"}
+    for path in found.values():
+        assert stat.S_IMODE(path.lstat().st_mode) & 0o077 == 0, path.name
+
+
+# ---- rendezvous files -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def locked(runtime_dir: Path) -> Any:
+    """Another process seems to own the session: its lock is held."""
+    with open(runtime_dir / "default.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield runtime_dir / "default.json"
+
+
+def _content(**changes: Any) -> str:
+    return json.dumps(
+        {"format": 1, "protocol": 1, "session": "00", "pid": 1, "socket": "/nowhere", "secret": "AA=="} | changes
+    )
+
+
+@pytest.mark.parametrize("content", ["", "garbage", "[]", "null", "{}", '{"format": 0}', "\x00", '{"format": "x"}'])
+def test_a_garbage_file_of_a_live_owner_is_an_error_that_names_it(locked: Path, content: str) -> None:
+    import transfer_queue as tq
+
+    locked.write_text(content)
+    for call in (tq.init, tq.kv_list):
+        with pytest.raises(errors.CorruptionError, match=str(locked)):
+            call()
+
+
+@pytest.mark.parametrize("change", [{"format": 99}, {"protocol": 9999}])
+def test_a_newer_version_is_refused(locked: Path, change: dict[str, int]) -> None:
+    import transfer_queue as tq
+
+    locked.write_text(_content(**change))
+    with pytest.raises(errors.VersionMismatchError, match=str(next(iter(change.values())))):
+        tq.init()
+    assert json.loads(locked.read_text())["session"] == "00", "the file is left alone"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs to give a file to another user")
+def test_a_file_of_another_user_is_refused(locked: Path) -> None:
+    import transfer_queue as tq
+
+    locked.write_text(_content())
+    os.chown(locked, 12345, -1)
+    with pytest.raises(errors.InvalidStateError, match="12345"):
+        tq.init()
+
+
+def test_an_owner_that_does_not_answer_is_waited_for_no_longer_than_configured(locked: Path) -> None:
+    import transfer_queue as tq
+
+    began = time.monotonic()
+    with pytest.raises(errors.UnavailableError, match=f"{locked}.*0.5 s"):
+        tq.init({"client": {"timeout_s": 0.5}})
+    assert 0.4 < time.monotonic() - began < 5
+    locked.write_text(_content())
+    with pytest.raises(errors.UnavailableError, match="/nowhere"):
+        tq.init({"client": {"timeout_s": 0.5}})
+
+
+@pytest.mark.parametrize("content", ["garbage", _content(), _content(format=99)], ids=["garbage", "stale", "newer"])
+def test_what_a_dead_owner_left_is_replaced(runtime_dir: Path, content: str) -> None:
+    import transfer_queue as tq
+
+    (runtime_dir / "default.json").write_text(content)
+    (runtime_dir / "default.00000000.sock").touch()
+    with pytest.raises(AssertionError):  # nobody runs one, and a KV function does not open one
+        tq.kv_list()
+    tq.init()
+    try:
+        assert json.loads((runtime_dir / "default.json").read_text())["pid"] == os.getpid()
+        assert len(list(runtime_dir.glob("*.sock"))) == 1
+    finally:
+        tq.close()
+
+
+def test_attach_alone_never_opens(runtime_dir: Path) -> None:
+    import transfer_queue as tq
+
+    with pytest.raises(AssertionError, match="no session is running"):
+        tq.init({"runtime": "attach"})
+    assert not list(runtime_dir.glob("*.json"))
+
+
+def test_an_address_in_the_environment_is_not_ignored(runtime_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import transfer_queue as tq
+
+    monkeypatch.setenv("TQ_ADDRESS", "here")
+    with pytest.raises(NotImplementedError, match="TQ_ADDRESS"):
+        tq.init()
+    assert not list(runtime_dir.glob("*.json"))
