@@ -56,6 +56,8 @@ type system struct {
 func with(t *testing.T, o setup, test func(t *testing.T, s *system)) {
 	leaktest.Check(t)
 	synctest.Test(t, func(t *testing.T) {
+		stuck := time.AfterFunc(24*time.Hour, func() { panic("a day has passed: somebody waits for what does not come") })
+		defer stuck.Stop()
 		s := start(t, o)
 		t.Cleanup(s.finish)
 		test(t, s)
@@ -186,8 +188,8 @@ func (p *pending) done() bool { return len(p.result) > 0 }
 
 func (u *user) start(req *client.Request) *pending {
 	p := &pending{result: make(chan *client.Result, 1)}
-	cancel, err := u.Start(req, func(r *client.Result) { p.result <- r })
-	p.cancel = cancel
+	started, err := u.Start(req, func(r *client.Result) { p.result <- r })
+	p.cancel = started.Cancel
 	if err != nil {
 		p.cancel = func() {}
 		p.result <- &client.Result{Err: err}
