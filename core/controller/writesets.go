@@ -171,6 +171,9 @@ func (s *Server) inTurn(ctx context.Context, set *writeSet, w *instant) (any, er
 func (s *Server) claim(ctx context.Context, set *writeSet, cells func() *writeSet) (*writeSet, error) {
 	for {
 		err := waitGranted(ctx, set)
+		if err == nil {
+			err = s.ctx.Err() // what was before it in the line may have ended only because the server closes
+		}
 		s.mu.Lock()
 		if err != nil {
 			s.mu.writes.leave(set)
