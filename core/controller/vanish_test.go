@@ -188,8 +188,9 @@ func TestClosingTheServerEndsWhatWaits(t *testing.T) {
 			u.begin(wire.OpWatchNext, &wire.WatchRequest{Watch: u.watch().number}, 0),
 			u.beginPut(s.rows(wide, []string{"a", "c"}, 1, 2)),
 			u.beginPut(b),
-			u.beginPut(s.add(narrow, []string{"b"}, 1)),
 		}
+		synctest.Wait()
+		waiting = append(waiting, u.beginPut(s.add(narrow, []string{"b"}, 1)))
 		synctest.Wait()
 		s.server.Close()
 		for i, p := range waiting {
