@@ -132,7 +132,7 @@ func tq_queue_close(handle C.uint64_t, e *C.tq_error) C.int32_t {
 
 //export tq_submit
 func tq_submit(sessionHandle, queueHandle C.uint64_t, op, flags C.uint32_t, body *C.tq_input_byte, size C.uint64_t,
-	columns *C.tq_input_column, n C.uint32_t, rows C.uint64_t, timeoutMS C.int64_t, ticket *C.uint64_t, e *C.tq_error) C.int32_t {
+	columns *C.tq_input_column, n C.uint32_t, rows C.uint64_t, timeoutMS C.int64_t, ticket *C.uint64_t, waitFD *C.int32_t, e *C.tq_error) C.int32_t {
 	return guarded(e, func() error {
 		s, err := get[*openedSession](uint64(sessionHandle))
 		if err != nil {
@@ -142,11 +142,11 @@ func tq_submit(sessionHandle, queueHandle C.uint64_t, op, flags C.uint32_t, body
 		if err != nil {
 			return err
 		}
-		id, err := q.submit(s.Client, &client.Request{
-			Op: wire.Op(op), Flags: client.Flags(flags), Body: copied(body, size), Columns: rawColumns(columns, n),
+		id, fd, err := q.submit(s.Client, &client.Request{
+			Op: wire.Op(op), Flags: client.Flags(flags &^ C.TQ_WAITS), Waits: flags&C.TQ_WAITS != 0, Body: copied(body, size), Columns: rawColumns(columns, n),
 			Rows: int(rows), Timeout: time.Duration(timeoutMS) * time.Millisecond,
 		})
-		*ticket = C.uint64_t(id)
+		*ticket, *waitFD = C.uint64_t(id), C.int32_t(fd)
 		return err
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"sync"
+	"time"
 
 	"github.com/vmihailenco/msgpack/v5"
 	"golang.org/x/sys/unix"
@@ -20,7 +21,7 @@ type queue struct {
 	mu struct {
 		sync.Mutex
 		next    uint64
-		cancels map[uint64]func()
+		started map[uint64]client.Started
 		done    []completion
 		closed  bool
 	}
@@ -54,39 +55,61 @@ func newQueue() (*queue, error) {
 	}
 	q := &queue{fd: fd}
 	q.mu.next = 1
-	q.mu.cancels = map[uint64]func(){}
+	q.mu.started = map[uint64]client.Started{}
 	return q, nil
 }
 
-func (q *queue) submit(c *client.Client, req *client.Request) (uint64, error) {
+// submit starts a request and returns its ticket and what to wait for.
+func (q *queue) submit(c *client.Client, req *client.Request) (uint64, int, error) {
 	q.mu.Lock()
 	ticket := q.mu.next
 	q.mu.next++
-	q.mu.cancels[ticket] = func() {}
+	q.mu.started[ticket] = client.Started{Cancel: func() {}}
 	q.mu.Unlock()
-	cancel, err := c.Start(req, func(r *client.Result) { q.push(ticket, r) })
+	started, err := c.Start(req, func(r *client.Result) { q.push(ticket, r) })
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if err != nil {
-		delete(q.mu.cancels, ticket)
-		return 0, err
+		delete(q.mu.started, ticket)
+		return 0, q.fd, err
 	}
-	if _, running := q.mu.cancels[ticket]; running {
-		q.mu.cancels[ticket] = cancel
+	if _, running := q.mu.started[ticket]; running {
+		q.mu.started[ticket] = started
 	}
-	return ticket, nil
+	if started.Advance != nil {
+		return ticket, started.FD, nil
+	}
+	return ticket, q.fd, nil
+}
+
+// advance lets the caller's thread finish what it waited for itself.
+func (q *queue) advance() {
+	q.mu.Lock()
+	var steps []func() bool
+	for _, s := range q.mu.started {
+		if s.Advance != nil {
+			steps = append(steps, s.Advance)
+		}
+	}
+	q.mu.Unlock()
+	for _, step := range steps {
+		step()
+	}
 }
 
 func (q *queue) push(ticket uint64, r *client.Result) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	delete(q.mu.cancels, ticket)
+	quiet := q.mu.started[ticket].Advance != nil // its caller is here and takes it
+	delete(q.mu.started, ticket)
 	if q.mu.closed {
 		discard(r)
 		return
 	}
 	q.mu.done = append(q.mu.done, completion{ticket, r})
-	q.wakeLocked()
+	if !quiet {
+		q.wakeLocked()
+	}
 }
 
 // wakeLocked makes the eventfd readable.
@@ -99,6 +122,7 @@ func (q *queue) wakeLocked() {
 // take removes up to n completions. The eventfd counts completions; the reader has taken its count, so what stays behind
 // is announced again.
 func (q *queue) take(n int) []completion {
+	q.advance()
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	n = min(n, len(q.mu.done))
@@ -112,7 +136,7 @@ func (q *queue) take(n int) []completion {
 
 func (q *queue) cancel(ticket uint64) {
 	q.mu.Lock()
-	cancel := q.mu.cancels[ticket]
+	cancel := q.mu.started[ticket].Cancel
 	q.mu.Unlock()
 	if cancel != nil {
 		cancel()
@@ -122,14 +146,24 @@ func (q *queue) cancel(ticket uint64) {
 func (q *queue) close() error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for _, cancel := range q.mu.cancels {
-		cancel()
+	for _, s := range q.mu.started {
+		s.Cancel()
+		if s.Advance != nil {
+			guard.Go("abandoned request", func() { finish(s.Advance) })
+		}
 	}
 	for _, done := range q.mu.done {
 		discard(done.result)
 	}
 	q.mu.done, q.mu.closed = nil, true
 	return unix.Close(q.fd)
+}
+
+// finish brings a cancelled request to its end, which its connection shows at once.
+func finish(advance func() bool) {
+	for !advance() {
+		time.Sleep(time.Millisecond)
+	}
 }
 
 // discard gives back what a result that nobody takes holds.

@@ -131,12 +131,17 @@ int32_t tq_queue_open(uint64_t *queue, int32_t *fd, tq_error *err);
 int32_t tq_queue_close(uint64_t queue, tq_error *err);
 
 /* Starts a request: op is a number of core/wire.Op, body its msgpack request. The bytes of all columns have been copied when it
- * returns. The completion arrives at the queue under *ticket. */
+ * returns. The completion is at the queue under *ticket when *wait_fd is readable: the queue's eventfd, or with TQ_WAITS,
+ * for which the queue must have no other request, a descriptor that is only to be polled. */
 int32_t tq_submit(uint64_t session, uint64_t queue, uint32_t op, uint32_t flags, tq_input_byte *body, uint64_t size,
                   tq_input_column *columns, uint32_t n_columns, uint64_t rows, int64_t timeout_ms, uint64_t *ticket,
-                  tq_error *err);
+                  int32_t *wait_fd, tq_error *err);
 /* Flags of tq_submit. */
-enum tq_flags { TQ_VIEWS = 1, /* results of OpGet are views of unit memory where possible */ TQ_DENSE_LAYOUT = 2 };
+enum tq_flags {
+    TQ_VIEWS = 1,        /* results of OpGet are views of unit memory where possible */
+    TQ_DENSE_LAYOUT = 2, /* columns of OpGet whose rows have one shape come as TQ_DENSE */
+    TQ_WAITS = 4         /* the caller waits for this request and does nothing else meanwhile */
+};
 
 /* Ends a request early; its completion arrives with TQ_CANCELLED unless it was finished already. */
 int32_t tq_cancel(uint64_t queue, uint64_t ticket, tq_error *err);

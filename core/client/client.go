@@ -43,6 +43,18 @@ type Options struct {
 	// Resend repeats a request that has no reply after this time, for networks that lose messages; 0: never.
 	Resend time.Duration
 	Pool   *bufpool.Pool
+	// Direct opens a connection for single requests of callers that wait; nil: there is only Conn.
+	Direct func(ctx context.Context) (Direct, error)
+}
+
+// Direct is a connection that a waiting caller reads the reply from himself; see transport/local.
+type Direct interface {
+	transport.Beginner
+	// FD is readable when the reply is there or the connection is gone.
+	FD() int
+	// Broken reports that the connection cannot be used again.
+	Broken() bool
+	Close() error
 }
 
 // Client sends requests. Start may be called from any goroutine.
@@ -59,6 +71,7 @@ type Client struct {
 	redialing  chan struct{} // has one element while somebody redials
 	background context.Context
 	stop       context.CancelFunc
+	directs    directs
 }
 
 // NewID returns a random client id.
@@ -84,6 +97,7 @@ func (c *Client) Close() error {
 	conn := c.mu.conn
 	c.mu.Unlock()
 	c.stop()
+	c.directs.close()
 	c.segments.close() // before the server hears of it and reuses what is viewed
 	return conn.Close()
 }
@@ -105,6 +119,18 @@ type Request struct {
 	Columns []foreign.Raw
 	Rows    int
 	Timeout time.Duration // 0: none
+	// Waits says that the caller waits for this request and does nothing else meanwhile.
+	Waits bool
+}
+
+// Started is a request in progress.
+type Started struct {
+	// Cancel ends the request early. It may be called at any time.
+	Cancel func()
+	// FD, when Advance is not nil, is what the caller waits for until it is readable; then he calls Advance, which reports
+	// whether the request has come to its end. It must be called until then, also after Cancel.
+	FD      int
+	Advance func() bool
 }
 
 // Result ends a request. Body is the msgpack reply.
@@ -122,11 +148,10 @@ var sequenced = map[wire.Op]bool{
 	wire.OpWatchOpen: true, wire.OpWatchNext: true,
 }
 
-// Start begins a request. done is called exactly once, from any goroutine, unless Start returns an error. cancel ends the
-// request early and may be called at any time.
-func (c *Client) Start(req *Request, done func(*Result)) (cancel func(), err error) {
+// Start begins a request. done is called exactly once, from any goroutine, unless Start returns an error.
+func (c *Client) Start(req *Request, done func(*Result)) (Started, error) {
 	if c.background.Err() != nil {
-		return nil, tqerr.New(tqerr.InvalidState, "the client is closed")
+		return Started{}, tqerr.New(tqerr.InvalidState, "the client is closed")
 	}
 	ctx, cancel := context.WithCancel(c.background)
 	finish := func(r *Result) {
@@ -134,19 +159,23 @@ func (c *Client) Start(req *Request, done func(*Result)) (cancel func(), err err
 		done(r)
 	}
 	if req.Op == wire.OpPut {
-		if err := c.startPut(ctx, req, finish); err != nil {
+		started, err := c.startPut(ctx, req, finish)
+		if err != nil {
 			cancel()
-			return nil, err
+			return Started{}, err
 		}
-		return cancel, nil
+		started.Cancel = cancel
+		return started, nil
 	}
-	sent := c.begin(ctx, req.Op, req.Body, nil, req.Timeout)
+	sent := c.begin(ctx, req.Op, req.Body, nil, req.Timeout, req.Waits)
+	var started Started
 	if req.Op == wire.OpGet {
-		sent.then("client get", func(reply *wire.Reply, err error) { finish(c.got(ctx, req.Flags, reply, err)) })
+		started = sent.then("client get", func(reply *wire.Reply, err error) { finish(c.got(ctx, req.Flags, reply, err)) })
 	} else {
-		sent.then("client request", func(reply *wire.Reply, err error) { finish(plainResult(reply, err)) })
+		started = sent.then("client request", func(reply *wire.Reply, err error) { finish(plainResult(reply, err)) })
 	}
-	return cancel, nil
+	started.Cancel = cancel
+	return started, nil
 }
 
 func plainResult(reply *wire.Reply, err error) *Result {
@@ -193,11 +222,12 @@ type sent struct {
 	req     *wire.Request
 	conn    transport.Conn
 	pending transport.Pending // nil: not sent yet
+	direct  Direct            // what it was sent on, nil: conn
 }
 
 // begin sends a request on the caller's goroutine, so that it is on its way before another one has to be woken. Exactly one
-// of wait and then must follow.
-func (c *Client) begin(ctx context.Context, op wire.Op, body, payload []byte, timeout time.Duration) *sent {
+// of wait and then must follow. direct allows a connection that the caller of then waits for.
+func (c *Client) begin(ctx context.Context, op wire.Op, body, payload []byte, timeout time.Duration, direct bool) *sent {
 	s := &sent{c: c, ctx: ctx, cancel: func() {}, conn: c.conn()}
 	s.req = &wire.Request{Op: op, Timeout: timeout, Body: body, Payload: payload}
 	if timeout > 0 {
@@ -206,24 +236,40 @@ func (c *Client) begin(ctx context.Context, op wire.Op, body, payload []byte, ti
 	if sequenced[op] {
 		s.req.Sequence = c.takeLane()
 	}
-	if b, ok := s.conn.(transport.Beginner); ok && c.opts.Resend == 0 {
+	if direct {
+		s.direct = c.directs.take(s.ctx, c.opts.Direct)
+	}
+	if s.direct != nil {
+		s.pending = s.direct.Begin(s.ctx, s.req)
+	} else if b, ok := s.conn.(transport.Beginner); ok && c.opts.Resend == 0 {
 		s.pending = b.Begin(s.ctx, s.req)
 	}
 	return s
 }
 
-// then calls do with the answer: at once when it is there already and small, else on a goroutine of the given name.
-func (s *sent) then(name string, do func(*wire.Reply, error)) {
-	if s.pending != nil && s.pending.Ready() {
-		reply, err := s.wait()
-		if err != nil || s.req.Op != wire.OpGet || reply.Payload != nil {
-			do(reply, err)
-			return
-		}
-		guard.Go(name, func() { do(reply, nil) })
-		return
+// then calls do with the answer: at once when it is there already and small, in Advance on a direct connection, else on a
+// goroutine of the given name.
+func (s *sent) then(name string, do func(*wire.Reply, error)) Started {
+	switch {
+	case s.direct != nil:
+		return Started{FD: s.direct.FD(), Advance: func() bool {
+			if !s.pending.Ready() {
+				return false
+			}
+			do(s.wait())
+			return true
+		}}
+	case s.pending == nil || !s.pending.Ready():
+		guard.Go(name, func() { do(s.wait()) })
+		return Started{}
 	}
-	guard.Go(name, func() { do(s.wait()) })
+	reply, err := s.wait()
+	if err != nil || s.req.Op != wire.OpGet || reply.Payload != nil {
+		do(reply, err)
+	} else {
+		guard.Go(name, func() { do(reply, nil) })
+	}
+	return Started{}
 }
 
 // wait returns when the request has an answer, its time is over, or the connection is lost for good.
@@ -244,6 +290,10 @@ func (s *sent) answer() (*wire.Reply, error) {
 		return s.c.repeat(s.ctx, s.req)
 	}
 	reply, err := s.pending.Wait(s.ctx)
+	if s.direct != nil {
+		s.c.directs.give(s.direct)
+		return reply, err
+	}
 	if err == nil || s.ctx.Err() != nil || s.c.opts.Redial == nil || !ended(s.conn) {
 		return reply, err
 	}
@@ -252,7 +302,7 @@ func (s *sent) answer() (*wire.Reply, error) {
 
 // call sends a request and waits for its answer.
 func (c *Client) call(ctx context.Context, op wire.Op, body, payload []byte, timeout time.Duration) (*wire.Reply, error) {
-	return c.begin(ctx, op, body, payload, timeout).wait()
+	return c.begin(ctx, op, body, payload, timeout, false).wait()
 }
 
 // settle calls a request off that has ended with err here. It returns its outcome when it has one after all, and err when

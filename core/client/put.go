@@ -29,13 +29,13 @@ type putBody struct {
 // aside instead, so that an event loop is not held up, and the write goes on by itself.
 const grantPatience = 20 * time.Millisecond
 
-func (c *Client) startPut(ctx context.Context, req *Request, done func(*Result)) error {
+func (c *Client) startPut(ctx context.Context, req *Request, done func(*Result)) (Started, error) {
 	var body putBody
 	if err := wire.Unmarshal(req.Body, &body); err != nil {
-		return err
+		return Started{}, err
 	}
 	if len(body.Fields) != len(req.Columns) {
-		return tqerr.New(tqerr.InvalidArgument, "%d field names for %d columns", len(body.Fields), len(req.Columns))
+		return Started{}, tqerr.New(tqerr.InvalidArgument, "%d field names for %d columns", len(body.Fields), len(req.Columns))
 	}
 	put := &wire.PutRequest{
 		Partition: body.Partition, Keys: body.Keys, Samples: body.Samples, Insert: body.Insert, Tags: body.Tags,
@@ -45,7 +45,7 @@ func (c *Client) startPut(ctx context.Context, req *Request, done func(*Result))
 	for i, field := range body.Fields {
 		in, err := foreign.New(field, req.Rows, &req.Columns[i])
 		if err != nil {
-			return err
+			return Started{}, err
 		}
 		inputs[i] = in
 		put.Columns = append(put.Columns, wire.Column(in.Column))
@@ -53,11 +53,11 @@ func (c *Client) startPut(ctx context.Context, req *Request, done func(*Result))
 	if total := foreign.TotalBytes(inputs); total <= InlineLimit {
 		return c.putInline(ctx, req, put, inputs, total, done)
 	}
-	return c.putStaged(ctx, req, put, inputs, done)
+	return Started{}, c.putStaged(ctx, req, put, inputs, done)
 }
 
 // putInline sends the bytes with the request.
-func (c *Client) putInline(ctx context.Context, req *Request, put *wire.PutRequest, inputs []*foreign.Input, total int64, done func(*Result)) error {
+func (c *Client) putInline(ctx context.Context, req *Request, put *wire.PutRequest, inputs []*foreign.Input, total int64, done func(*Result)) (Started, error) {
 	put.Inline = true
 	payload := make([]byte, total)
 	rest := payload
@@ -66,12 +66,10 @@ func (c *Client) putInline(ctx context.Context, req *Request, put *wire.PutReque
 	}
 	body, err := wire.Marshal(put)
 	if err != nil {
-		return err
+		return Started{}, err
 	}
-	c.begin(ctx, wire.OpPut, body, payload, req.Timeout).then("client put", func(reply *wire.Reply, err error) {
-		done(plainResult(reply, err))
-	})
-	return nil
+	sent := c.begin(ctx, wire.OpPut, body, payload, req.Timeout, req.Waits)
+	return sent.then("client put", func(reply *wire.Reply, err error) { done(plainResult(reply, err)) }), nil
 }
 
 // granted is what the first request of a staged put brings.
@@ -87,7 +85,7 @@ func (c *Client) putStaged(ctx context.Context, req *Request, put *wire.PutReque
 	}
 	begun := time.Now()
 	grant := make(chan granted, 1)
-	c.begin(ctx, wire.OpPut, body, nil, req.Timeout).then("client put", func(reply *wire.Reply, err error) {
+	c.begin(ctx, wire.OpPut, body, nil, req.Timeout, false).then("client put", func(reply *wire.Reply, err error) {
 		g := granted{err: err}
 		if err == nil {
 			g.reply = &wire.PutReply{}
@@ -214,7 +212,7 @@ func (c *Client) finish(ctx context.Context, g granted, timeout time.Duration, d
 		guard.Go("client give up", func() { giveUp(g.err) })
 		return
 	}
-	c.begin(ctx, wire.OpCommit, txn, nil, timeout).then("client commit", func(reply *wire.Reply, err error) {
+	c.begin(ctx, wire.OpCommit, txn, nil, timeout, false).then("client commit", func(reply *wire.Reply, err error) {
 		if err != nil {
 			guard.Go("client give up", func() { giveUp(err) })
 			return

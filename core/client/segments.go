@@ -131,13 +131,13 @@ func (c *Client) read(ctx context.Context, dst []byte, unit uint32, b wire.Block
 // Descriptors lists the descriptors of the mapped segments, which a forked child closes so that unit memory goes back
 // when its unit ends.
 func (c *Client) Descriptors() []int {
+	out := c.directs.descriptors()
 	s := &c.segments
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mu.closed {
-		return nil
+		return out
 	}
-	var out []int
 	for _, m := range s.mu.byKey {
 		out = append(out, m.Descriptor())
 	}

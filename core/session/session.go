@@ -140,7 +140,8 @@ func attach(ctx context.Context, p paths) (*Session, time.Duration, error) {
 	if err != nil {
 		return nil, takeover, err
 	}
-	conn, err := local.Dial(ctx, r.Socket, r.Secret, client.NewID())
+	id := client.NewID()
+	conn, err := local.Dial(ctx, r.Socket, r.Secret, id)
 	if err != nil {
 		return nil, whileUnavailable(ctx, err), err
 	}
@@ -157,7 +158,8 @@ func attach(ctx context.Context, p paths) (*Session, time.Duration, error) {
 		_ = conn.Close()
 		return nil, whileUnavailable(ctx, err), err
 	}
-	s.Client = client.New(client.Options{Conn: conn, Pool: s.Pool})
+	direct := func(ctx context.Context) (client.Direct, error) { return local.DialDirect(ctx, r.Socket, r.Secret, id) }
+	s.Client = client.New(client.Options{Conn: conn, Pool: s.Pool, Direct: direct})
 	return s, 0, nil
 }
 
