@@ -32,8 +32,12 @@ func (s *Server) Clients() (clients, outcomes int) {
 	return len(s.clients.byID), outcomes
 }
 
-// MaxWatchEvents and MaxReplyEvents are the limits of watches.
-const (
-	MaxWatchEvents = maxWatchEvents
-	MaxReplyEvents = maxReplyEvents
-)
+// MaxReplyEvents is the most events of one reply.
+const MaxReplyEvents = maxReplyEvents
+
+// SetMaxWatchEvents changes how many events a watch keeps, and returns what changes it back.
+func SetMaxWatchEvents(n int) (restore func()) {
+	before := maxWatchEvents
+	maxWatchEvents = n
+	return func() { maxWatchEvents = before }
+}

@@ -289,12 +289,17 @@ func (c *call) waitForRoom(ctx context.Context, t *txn) error {
 		case <-timer.C:
 			return tqerr.Wrap(tqerr.ResourceExhausted, err, "no room after %s", c.s.opts.PutWait)
 		case <-ctx.Done():
-			if tqerr.CodeOf(ctx.Err()) == tqerr.DeadlineExceeded {
-				return err
-			}
-			return ctxError(ctx, "waiting for room")
+			return stillFull(ctx, err)
 		}
 	}
+}
+
+// stillFull is the error of a wait for room that ctx has ended: when its time is over, what the unit said last.
+func stillFull(ctx context.Context, last error) error {
+	if tqerr.CodeOf(ctx.Err()) == tqerr.DeadlineExceeded {
+		return last
+	}
+	return ctxError(ctx, "waiting for room")
 }
 
 func ctxError(ctx context.Context, doing string) error {

@@ -91,7 +91,7 @@ func (c *call) stageWhenRoom(ctx context.Context, u Unit, partition string, colu
 		case <-timer.C:
 			return nil, err
 		case <-ctx.Done():
-			return nil, err
+			return nil, stillFull(ctx, err)
 		}
 	}
 }

@@ -9,13 +9,12 @@ import (
 	"transferqueue/core/wire"
 )
 
-const (
-	// maxWatchEvents bounds what a watch keeps for a reader that does not come. Beyond it the watch ends with an error,
-	// because leaving events out silently would break its promise.
-	maxWatchEvents = 1 << 20
-	// maxReplyEvents bounds one reply, so that a reader that comes late is not sent more than a message can hold.
-	maxReplyEvents = 1 << 14
-)
+// maxWatchEvents bounds what a watch keeps for a reader that does not come. Beyond it the watch ends with an error,
+// because leaving events out silently would break its promise. It is changed by tests.
+var maxWatchEvents = 1 << 20
+
+// maxReplyEvents bounds one reply, so that a reader that comes late is not sent more than a message can hold.
+const maxReplyEvents = 1 << 14
 
 // watch collects the changes of one partition for one reader.
 type watch struct {
