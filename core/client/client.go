@@ -156,6 +156,7 @@ func (c *Client) Start(req *Request, done func(*Result)) (Started, error) {
 	ctx, cancel := context.WithCancel(c.background)
 	finish := func(r *Result) {
 		cancel()
+		r.Err = tqerr.WithOp(req.Op.Public(), r.Err)
 		done(r)
 	}
 	if req.Op == wire.OpPut {

@@ -129,7 +129,7 @@ type call struct {
 	s      *Server
 	ctx    context.Context
 	cancel context.CancelFunc // of a request with a sequence
-	op     operation
+	handle handler
 	client *client
 	req    *wire.Request
 	reply  func(*wire.Reply) // of the transport
@@ -148,45 +148,36 @@ type handler func(c *call) (any, error)
 
 var errLater = tqerr.New(tqerr.Internal, "answered later")
 
-type operation struct {
-	name string // public name, put in front of error messages
-	run  handler
-}
-
-var operations = map[wire.Op]operation{}
-
-func init() {
-	operations = map[wire.Op]operation{
-		wire.OpPut:              {"put", (*call).put},
-		wire.OpCommit:           {"put", (*call).commit},
-		wire.OpAbort:            {"put", (*call).abort},
-		wire.OpGet:              {"get", (*call).get},
-		wire.OpRelease:          {"release", (*call).release},
-		wire.OpClear:            {"clear", (*call).clear},
-		wire.OpClearPartition:   {"clear_partition", (*call).clearPartition},
-		wire.OpList:             {"list", (*call).list},
-		wire.OpWait:             {"wait", (*call).wait},
-		wire.OpWatchOpen:        {"watch", (*call).watchOpen},
-		wire.OpWatchNext:        {"watch", (*call).watchNext},
-		wire.OpWatchClose:       {"watch", (*call).watchClose},
-		wire.OpMeta:             {"get_meta", (*call).meta},
-		wire.OpRetrieveMeta:     {"kv_retrieve_meta", (*call).retrieveMeta},
-		wire.OpRetrieveKeys:     {"kv_retrieve_keys", (*call).retrieveKeys},
-		wire.OpSetTags:          {"set_custom_meta", (*call).setTags},
-		wire.OpConsumption:      {"get_consumption_status", (*call).consumption},
-		wire.OpResetConsumption: {"reset_consumption", (*call).resetConsumption},
-		wire.OpProduction:       {"get_production_status", (*call).production},
-		wire.OpPartitions:       {"get_partition_list", (*call).partitions},
-		wire.OpUnits:            {"list_units", (*call).listUnits},
-		wire.OpConfig:           {"init", (*call).config},
-		wire.OpStatus:           {"status", (*call).status},
-	}
+var handlers = map[wire.Op]handler{
+	wire.OpPut:              (*call).put,
+	wire.OpCommit:           (*call).commit,
+	wire.OpAbort:            (*call).abort,
+	wire.OpGet:              (*call).get,
+	wire.OpRelease:          (*call).release,
+	wire.OpClear:            (*call).clear,
+	wire.OpClearPartition:   (*call).clearPartition,
+	wire.OpList:             (*call).list,
+	wire.OpWait:             (*call).wait,
+	wire.OpWatchOpen:        (*call).watchOpen,
+	wire.OpWatchNext:        (*call).watchNext,
+	wire.OpWatchClose:       (*call).watchClose,
+	wire.OpMeta:             (*call).meta,
+	wire.OpRetrieveMeta:     (*call).retrieveMeta,
+	wire.OpRetrieveKeys:     (*call).retrieveKeys,
+	wire.OpSetTags:          (*call).setTags,
+	wire.OpConsumption:      (*call).consumption,
+	wire.OpResetConsumption: (*call).resetConsumption,
+	wire.OpProduction:       (*call).production,
+	wire.OpPartitions:       (*call).partitions,
+	wire.OpUnits:            (*call).listUnits,
+	wire.OpConfig:           (*call).config,
+	wire.OpStatus:           (*call).status,
 }
 
 // Serve implements transport.Handler.
 func (s *Server) Serve(ctx context.Context, peer transport.Peer, req *wire.Request, reply func(*wire.Reply)) {
-	op, known := operations[req.Op]
-	c := &call{s: s, ctx: ctx, op: op, req: req, reply: reply}
+	handle, known := handlers[req.Op]
+	c := &call{s: s, ctx: ctx, handle: handle, req: req, reply: reply}
 	var err error
 	switch c.client = s.clientOf(ctx, peer); {
 	case !known:
@@ -211,7 +202,7 @@ func (s *Server) Serve(ctx context.Context, peer transport.Peer, req *wire.Reque
 
 // run calls the handler.
 func (c *call) run() {
-	result, err := c.op.run(c)
+	result, err := c.handle(c)
 	c.finish(result, err)
 }
 
@@ -251,13 +242,13 @@ func (c *call) makeReply(result any, err error) *wire.Reply {
 		c.takeBack()
 		c.undo = nil
 	}
-	return wire.ErrorReply(tqerr.WithOp(c.op.name, err))
+	return wire.ErrorReply(tqerr.WithOp(c.req.Op.Public(), err))
 }
 
 // later runs the rest of a handler on a goroutine of its own. Its context also ends when the server closes. A panic in it
 // gives an Internal reply, as one in the handler does.
 func (c *call) later(run func(ctx context.Context) (any, error)) (any, error) {
-	guard.Go("controller "+c.op.name, func() {
+	guard.Go("controller "+c.req.Op.Public(), func() {
 		ctx, cancel := context.WithCancel(c.ctx)
 		stop := context.AfterFunc(c.s.ctx, cancel)
 		defer cancel()

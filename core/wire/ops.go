@@ -15,5 +15,21 @@ func (o Op) String() string {
 	return "unknown"
 }
 
+// publicNames are the operations that users know, where they differ from the request's own name.
+var publicNames = map[Op]string{
+	OpCommit: "put", OpAbort: "put", OpWatchOpen: "watch", OpWatchNext: "watch", OpWatchClose: "watch", OpMeta: "get_meta",
+	OpRetrieveMeta: "kv_retrieve_meta", OpRetrieveKeys: "kv_retrieve_keys", OpSetTags: "set_custom_meta",
+	OpConsumption: "get_consumption_status", OpProduction: "get_production_status", OpPartitions: "get_partition_list",
+	OpUnits: "list_units", OpConfig: "init",
+}
+
+// Public returns the operation as users know it, which is what errors name.
+func (o Op) Public() string {
+	if name, differs := publicNames[o]; differs {
+		return name
+	}
+	return o.String()
+}
+
 // OpNames lists the names of all requests; the index of a name is its number, and number 0 has none.
 func OpNames() []string { return append([]string(nil), opNames[:]...) }
