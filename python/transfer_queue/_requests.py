@@ -132,9 +132,10 @@ _tag_decoder = msgspec.msgpack.Decoder(ext_hook=_unpickled)
 def _encode_tags(tags: Sequence[Mapping[Any, Any]] | None, op: str) -> bytes | None:
     if tags is None:
         return None
-    for i, tag in enumerate(tags):
-        if not isinstance(tag, Mapping):
-            raise WrongTypeError(f"tags[{i}]: got {type(tag).__name__}, want a dict", op)
+    if set(map(type, tags)) != {dict}:
+        for i, tag in enumerate(tags):
+            if not isinstance(tag, Mapping):
+                raise WrongTypeError(f"tags[{i}]: got {type(tag).__name__}, want a dict", op)
     try:
         return _tag_encoder.encode(tags)
     except (OverflowError, TypeError, ValueError, RecursionError):
