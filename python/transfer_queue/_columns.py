@@ -460,7 +460,7 @@ def merge_columns(
             try:
                 value = merge_fn(was, update)
                 _check_merged(was, value)
-            except Exception as error:
+            except BaseException as error:  # SystemExit too must not end a thread of the queue
                 raise RuntimeError(what(name, row)) from error
             values.append(value)
         merged.append(values)

@@ -122,7 +122,7 @@ def _parse(parse_columns: Callable[..., Any], function: Any, columns: dict[str, 
     def called(given: dict[str, Any]) -> Any:
         try:
             return function(given)
-        except Exception as error:
+        except BaseException as error:  # SystemExit too must not end this thread
             raise RuntimeError("data_parser failed") from error
 
     return parse_columns(called, columns, rows)

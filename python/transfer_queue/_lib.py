@@ -74,7 +74,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tq_queue_close": (i32, [u64, _ERROR]),
     "tq_submit": (
         i32,
-        [u64, u64, u32, u32, ctypes.c_char_p, u64, pointer, u32, u64, i64, ctypes.POINTER(u64), _ERROR],
+        [
+            *[u64, u64, u32, u32, ctypes.c_char_p, u64, pointer, u32, u64, i64],
+            *[ctypes.POINTER(u64), ctypes.POINTER(i32), _ERROR],
+        ],
     ),
     "tq_cancel": (i32, [u64, u64, _ERROR]),
     "tq_reap": (i32, [u64, ctypes.POINTER(Completion), u32, ctypes.POINTER(u32), _ERROR]),

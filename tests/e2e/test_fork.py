@@ -202,6 +202,31 @@ def test_a_child_does_not_hide_the_death_of_the_owner(nursery: Nursery) -> None:
         os.kill(orphan, signal.SIGKILL)
 
 
+def test_a_child_does_not_hide_the_death_of_a_client(nursery: Nursery, tq: Any) -> None:
+    def client(line: Any) -> None:
+        import transfer_queue as tq
+
+        tq.init()
+        view = tq.kv_batch_get("a", "p", copy=False)
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(60)
+            os._exit(0)
+        line.send(pid)
+        line.recv()
+        del view
+
+    tq.kv_put("a", "p", {"x": torch.arange(1 << 16)})
+    process = nursery.start(client)
+    orphan = process.recv()
+    try:
+        assert sum(unit.leases for unit in tq.list_units()) == 1
+        process.signal(signal.SIGKILL)
+        until(lambda: sum(unit.leases for unit in tq.list_units()) == 0, "its view ends with it", 2)
+    finally:
+        os.kill(orphan, signal.SIGKILL)
+
+
 def test_a_child_ends_no_view_of_its_parent(tq: Any) -> None:
     rows = torch.arange(1 << 18, dtype=torch.int64).reshape(16, -1)
     tq.kv_batch_put([str(row) for row in range(16)], "p", TensorDict({"x": rows}, batch_size=[16]))

@@ -135,6 +135,29 @@ def test_close_of_the_owner_ends_waiting_calls_of_others(nursery: Nursery) -> No
         tq.close()
 
 
+def test_leaving_ends_waiting_calls_of_this_process(nursery: Nursery) -> None:
+    _owner(nursery)
+    import transfer_queue as tq
+
+    tq.init()
+    ended: list[BaseException] = []
+
+    def waits() -> None:
+        try:
+            tq.kv_wait("p", keys=["never"], timeout=40)
+        except BaseException as error:
+            ended.append(error)
+
+    threads = [threading.Thread(target=waits) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+        thread.join(0.05)
+    tq.close()
+    for thread in threads:
+        thread.join(5)
+    assert [isinstance(error, errors.TransferQueueError) for error in ended] == [True] * 3
+
+
 def test_init_returns_the_running_configuration_which_pickles(nursery: Nursery) -> None:
     conf = {"mark": "owner", "enable": True, "backend": {"SimpleStorage": {"num_data_storage_units": 3}}}
     _owner(nursery, conf)

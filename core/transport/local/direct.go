@@ -120,8 +120,12 @@ func (p *directPending) Ready() bool {
 
 // Wait implements transport.Pending.
 func (p *directPending) Wait(ctx context.Context) (*wire.Reply, error) {
-	defer p.stop()
 	d := p.d
+	defer func() {
+		if !p.stop() {
+			d.end() // has begun elsewhere: nobody may be given the connection before it shows as broken
+		}
+	}()
 	if p.err != nil {
 		return nil, p.err
 	}
