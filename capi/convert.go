@@ -187,7 +187,6 @@ func writeJob(out *C.tq_job, job *jobs.Job) error {
 
 // jobBody names what a job is about.
 type jobBody struct {
-	_msgpack  struct{} `msgpack:",as_array"`
 	Partition string
 	Fields    wire.Strings
 	Keys      wire.Strings

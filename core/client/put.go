@@ -13,7 +13,6 @@ import (
 
 // putBody is the body of a put as the caller gives it: a wire.PutRequest with field names for columns.
 type putBody struct {
-	_msgpack  struct{} `msgpack:",as_array"`
 	Partition string
 	Keys      wire.Strings
 	Samples   *wire.Samples

@@ -100,13 +100,13 @@ func TestEveryMessageComesBackAsItWas(t *testing.T) {
 	}
 }
 
-// declared lists the messages of messages.go: the structs with an as_array tag.
+// declared lists the messages of messages.go: the structs but Request and Reply, which are frames around one.
 func declared(t *testing.T) (names []string) {
 	file, err := parser.ParseFile(token.NewFileSet(), "messages.go", nil, 0)
 	require.NoError(t, err)
 	ast.Inspect(file, func(n ast.Node) bool {
 		if spec, ok := n.(*ast.TypeSpec); ok {
-			if s, ok := spec.Type.(*ast.StructType); ok && len(s.Fields.List) > 0 && s.Fields.List[0].Tag != nil {
+			if _, ok := spec.Type.(*ast.StructType); ok && spec.Name.Name != "Request" && spec.Name.Name != "Reply" {
 				names = append(names, spec.Name.Name)
 			}
 		}
@@ -155,7 +155,7 @@ func TestAnotherLibraryReadsWhatWeWrite(t *testing.T) {
 		require.NoError(t, err)
 		var values []any
 		require.NoError(t, msgpack.Unmarshal(raw, &values))
-		require.Len(t, values, reflect.TypeOf(message).Elem().NumField()-1, "%T", message)
+		require.Len(t, values, reflect.TypeOf(message).Elem().NumField(), "%T", message)
 	}
 }
 

@@ -1,7 +1,7 @@
 // Package wire defines the messages between clients and servers, and how they become bytes. It knows no sockets.
 //
 // A message is a frame: a fixed header, a msgpack body, and optionally a payload of raw cell bytes behind it. Bodies are
-// msgpack arrays (structs "as_array", fields in the order below); new fields are only appended, and a decoder accepts a
+// msgpack arrays of the fields of a struct, in the order below; new fields are only appended, and a decoder accepts a
 // longer array than it knows. Large lists do not go through msgpack element by element: Ints is a bin of little-endian
 // int64, Strings and List are bins that hold one msgpack array.
 package wire
@@ -79,14 +79,12 @@ type Column schema.Column
 
 // ErrorBody is the body of a failed reply.
 type ErrorBody struct {
-	_msgpack struct{} `msgpack:",as_array"`
-	Op       string
-	Msg      string
+	Op  string
+	Msg string
 }
 
 // Samples names rows by index and generation.
 type Samples struct {
-	_msgpack    struct{} `msgpack:",as_array"`
 	Indexes     Ints
 	Generations Ints
 }
@@ -94,7 +92,6 @@ type Samples struct {
 // PutRequest writes rows. Exactly one of Keys, Samples and Insert names them. With columns whose bytes are not in the
 // payload the reply grants memory, and OpCommit finishes the write.
 type PutRequest struct {
-	_msgpack  struct{} `msgpack:",as_array"`
 	Partition string
 	Keys      Strings  // rows by key; a key that does not exist is created, but for an update
 	Samples   *Samples // rows by sample, which must exist
@@ -109,31 +106,27 @@ type PutRequest struct {
 
 // PutReply grants memory (Txn != 0) or holds the result.
 type PutReply struct {
-	_msgpack struct{} `msgpack:",as_array"`
-	Txn      uint64
-	Parts    []Part
-	Result   *PutResult
+	Txn    uint64
+	Parts  []Part
+	Result *PutResult
 }
 
 // Part is the share of a write that one unit stores.
 type Part struct {
-	_msgpack struct{} `msgpack:",as_array"`
-	Unit     uint32
-	Rows     Ints // pairs [from, to) of rows of the batch; the unit's rows are these, in this order
-	Blocks   []Block
+	Unit   uint32
+	Rows   Ints // pairs [from, to) of rows of the batch; the unit's rows are these, in this order
+	Blocks []Block
 }
 
 // Block is a byte range of a unit's segment.
 type Block struct {
-	_msgpack struct{} `msgpack:",as_array"`
-	Segment  uint32
-	Offset   int64
-	Size     int64
+	Segment uint32
+	Offset  int64
+	Size    int64
 }
 
 // PutResult is what a finished write reports.
 type PutResult struct {
-	_msgpack    struct{} `msgpack:",as_array"`
 	Indexes     Ints
 	Generations Ints
 	Fields      Strings  // sorted fields that all rows have
@@ -145,13 +138,11 @@ type PutResult struct {
 // any request by its sequence: what that has granted is taken back, one that is running is cancelled, and one that has not
 // arrived is refused when it does. Its reply is the outcome of the request: Cancelled says that nothing has happened.
 type TxnRequest struct {
-	_msgpack struct{} `msgpack:",as_array"`
-	Txn      uint64
+	Txn uint64
 }
 
 // GetRequest reads rows named by keys or by samples.
 type GetRequest struct {
-	_msgpack  struct{} `msgpack:",as_array"`
 	Partition string
 	Keys      Strings
 	Samples   *Samples
@@ -163,37 +154,32 @@ type GetRequest struct {
 
 // GetReply says where the rows lie, or carries them.
 type GetReply struct {
-	_msgpack struct{} `msgpack:",as_array"`
-	Rows     int
-	Columns  []GetColumn
-	Lease    uint64 // 0: the payload holds the bytes of all columns, one after another
+	Rows    int
+	Columns []GetColumn
+	Lease   uint64 // 0: the payload holds the bytes of all columns, one after another
 }
 
 // GetColumn is one column of a get.
 type GetColumn struct {
-	_msgpack struct{} `msgpack:",as_array"`
-	Column   Column
-	Runs     []Run
-	Lease    uint64 // with Views
+	Column Column
+	Runs   []Run
+	Lease  uint64 // with Views
 }
 
 // Run is a number of consecutive rows in one block of a unit.
 type Run struct {
-	_msgpack struct{} `msgpack:",as_array"`
-	Rows     int
-	Unit     uint32
-	Block    Block
+	Rows  int
+	Unit  uint32
+	Block Block
 }
 
 // ReleaseRequest ends leases; it has no reply.
 type ReleaseRequest struct {
-	_msgpack struct{} `msgpack:",as_array"`
-	Leases   Ints
+	Leases Ints
 }
 
 // ClearRequest removes rows (Fields nil) or fields of rows, named by keys or by samples.
 type ClearRequest struct {
-	_msgpack  struct{} `msgpack:",as_array"`
 	Partition string
 	Keys      Strings
 	Samples   *Samples
@@ -202,15 +188,13 @@ type ClearRequest struct {
 
 // PartitionRequest names a partition.
 type PartitionRequest struct {
-	_msgpack  struct{} `msgpack:",as_array"`
 	Partition string
 }
 
 // ListRequest lists keys and tags. Filters narrow; nil or empty means no filter.
 type ListRequest struct {
-	_msgpack  struct{} `msgpack:",as_array"`
-	Partition *string  // nil: all
-	Keys      Strings  // nil: no filter
+	Partition *string // nil: all
+	Keys      Strings // nil: no filter
 	Prefix    string
 	Tags      []byte // msgpack map; a key matches when it has all these entries
 	Fields    Strings
@@ -218,21 +202,18 @@ type ListRequest struct {
 
 // ListReply has partitions in creation order, keys in registration order.
 type ListReply struct {
-	_msgpack   struct{} `msgpack:",as_array"`
 	Partitions []ListedPartition
 }
 
 // ListedPartition is one partition of a ListReply.
 type ListedPartition struct {
-	_msgpack struct{} `msgpack:",as_array"`
-	Name     string
-	Keys     Strings
-	Tags     List
+	Name string
+	Keys Strings
+	Tags List
 }
 
 // WaitRequest waits until all Keys (nil: at least Count keys) exist with all Fields and Tags.
 type WaitRequest struct {
-	_msgpack  struct{} `msgpack:",as_array"`
 	Partition string
 	Keys      Strings
 	Fields    Strings
@@ -242,42 +223,36 @@ type WaitRequest struct {
 
 // WaitReply has the keys that were waited for.
 type WaitReply struct {
-	_msgpack struct{} `msgpack:",as_array"`
-	Keys     Strings
-	Tags     List
-	Fields   Strings // sorted fields that all of them have
+	Keys   Strings
+	Tags   List
+	Fields Strings // sorted fields that all of them have
 }
 
 // WatchReply opens a watch.
 type WatchReply struct {
-	_msgpack struct{} `msgpack:",as_array"`
-	Watch    uint64
+	Watch uint64
 }
 
 // WatchRequest is the body of OpWatchNext and OpWatchClose.
 type WatchRequest struct {
-	_msgpack struct{} `msgpack:",as_array"`
-	Watch    uint64
+	Watch uint64
 }
 
 // EventsReply has the changes since the last OpWatchNext, at least one.
 type EventsReply struct {
-	_msgpack struct{} `msgpack:",as_array"`
-	Events   []Event
+	Events []Event
 }
 
 // Event is one change of a sample with a key.
 type Event struct {
-	_msgpack struct{} `msgpack:",as_array"`
-	Kind     string   // "put", "update", "clear"
-	Key      string
-	Fields   Strings
-	Tags     []byte // msgpack map, nil for a clear
+	Kind   string // "put", "update", "clear"
+	Key    string
+	Fields Strings
+	Tags   []byte // msgpack map, nil for a clear
 }
 
 // MetaRequest is get_meta. Mode is "insert", "fetch" or "force_fetch".
 type MetaRequest struct {
-	_msgpack  struct{} `msgpack:",as_array"`
 	Partition string
 	Mode      string
 	Fields    Strings
@@ -288,7 +263,6 @@ type MetaRequest struct {
 
 // RetrieveMetaRequest looks keys up, optionally creating those that are missing.
 type RetrieveMetaRequest struct {
-	_msgpack  struct{} `msgpack:",as_array"`
 	Partition string
 	Keys      Strings
 	Create    bool
@@ -296,7 +270,6 @@ type RetrieveMetaRequest struct {
 
 // MetaReply describes rows.
 type MetaReply struct {
-	_msgpack    struct{} `msgpack:",as_array"`
 	Indexes     Ints
 	Generations Ints
 	Columns     []Column // schema of the fields, in the order of the rows; DType NoDType and Form 0: registered, no schema
@@ -306,21 +279,18 @@ type MetaReply struct {
 
 // IndexesRequest names samples of a partition by index.
 type IndexesRequest struct {
-	_msgpack  struct{} `msgpack:",as_array"`
 	Partition string
 	Indexes   Ints
 }
 
 // KeysReply has one key per index; Known tells which indexes have one.
 type KeysReply struct {
-	_msgpack struct{} `msgpack:",as_array"`
-	Keys     Strings
-	Known    []byte
+	Keys  Strings
+	Known []byte
 }
 
 // SetTagsRequest replaces the tags of samples. Samples of an unknown partition or another generation are ignored.
 type SetTagsRequest struct {
-	_msgpack  struct{} `msgpack:",as_array"`
 	Partition string
 	Samples   Samples
 	Tags      List
@@ -328,42 +298,36 @@ type SetTagsRequest struct {
 
 // TaskRequest asks for or resets consumption. An empty task of a reset means all tasks.
 type TaskRequest struct {
-	_msgpack  struct{} `msgpack:",as_array"`
 	Partition string
 	Task      string
 }
 
 // ProductionRequest asks which samples have which fields.
 type ProductionRequest struct {
-	_msgpack  struct{} `msgpack:",as_array"`
 	Partition string
 	Fields    Strings
 }
 
 // StatusReply is a consumption vector (Width 1) or a production table, row by row.
 type StatusReply struct {
-	_msgpack struct{} `msgpack:",as_array"`
-	Known    bool
-	Indexes  Ints
-	Width    int
-	Status   []byte
+	Known   bool
+	Indexes Ints
+	Width   int
+	Status  []byte
 }
 
 // NamesReply lists names.
 type NamesReply struct {
-	_msgpack struct{} `msgpack:",as_array"`
-	Names    Strings
+	Names Strings
 }
 
 // UnitsReply lists the units.
 type UnitsReply struct {
-	_msgpack struct{} `msgpack:",as_array"`
-	Units    []UnitInfo
+	Units []UnitInfo
 }
 
 // UnitInfo is one line of list_units.
 type UnitInfo struct {
-	_msgpack    struct{} `msgpack:",as_array"`
 	ID          string
 	State       string
 	Host        string
@@ -380,13 +344,11 @@ type UnitInfo struct {
 
 // ConfigReply has the configuration of the session as its owner stored it.
 type ConfigReply struct {
-	_msgpack struct{} `msgpack:",as_array"`
-	Config   []byte
+	Config []byte
 }
 
 // StatusSummary is the body of OpStatus's reply.
 type StatusSummary struct {
-	_msgpack   struct{} `msgpack:",as_array"`
 	Version    string
 	PID        int
 	Started    int64 // seconds since 1970
@@ -397,7 +359,6 @@ type StatusSummary struct {
 
 // PartitionSummary counts one partition.
 type PartitionSummary struct {
-	_msgpack struct{} `msgpack:",as_array"`
 	Name     string
 	Samples  int
 	Keys     int
