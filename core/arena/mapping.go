@@ -12,9 +12,9 @@ import (
 // and copies what it gets, and a private one, out of which it lends views without a copy.
 //
 // A view is a writable part of the private mapping. What a reader writes there goes to pages of its own and never reaches
-// the unit; a page it has not written shows the unit's, so the reader's pin must last as long as the view. Two views never
-// share a page, else one would see the other's writes; whoever asks second copies instead. All methods may be called from
-// any goroutine.
+// the unit; a page it has not written shows the unit's, so the lease of its read must last as long as the view. Two views
+// never share a page, else one would see the other's writes; whoever asks second copies instead. All methods may be called
+// from any goroutine.
 type Mapping struct {
 	window
 	mu struct {
@@ -53,13 +53,7 @@ func (m *Mapping) Write(off int64, src []byte) error { return m.write(off, src) 
 // Read copies from an offset of the segment, mapping pages many at a time where they are not mapped yet.
 func (m *Mapping) Read(dst []byte, off int64) { m.read(dst, off) }
 
-// Private is the private mapping. Only leased parts of it may be touched.
-func (m *Mapping) Private() ([]byte, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.privateLocked()
-}
-
+// privateLocked is the private mapping, made when it is first needed. Only leased parts of it may be touched.
 func (m *Mapping) privateLocked() ([]byte, error) {
 	if m.mu.closed {
 		return nil, tqerr.New(tqerr.InvalidState, "unit memory: the mapping is closed")

@@ -31,7 +31,7 @@ func benchmarkApply(b *testing.B, name string, dtype schema.DType, tight bool) {
 	out := make([]byte, result.Bytes())
 	rows := func(data []byte) Rows {
 		if tight {
-			return Tight(&c, data)
+			return rowsOf(&c, data)
 		}
 		return func(i int) []byte { return data[i*1024 : (i+1)*1024] }
 	}

@@ -53,19 +53,10 @@ func Lookup(name string) (Merge, bool) {
 	return m, ok
 }
 
-// Name returns the name under which Lookup finds the merge.
-func (m Merge) Name() string { return m.name }
-
 // Rows gives the bytes of a column from row i on: all of row i, and behind it as many of the following rows as lie tightly
 // in the same piece of memory. Longer pieces make Apply faster; a piece of one row is enough. Every byte it returns
 // must belong to the column, in order. It is never asked for a row beyond the last.
 type Rows func(i int) []byte
-
-// Tight returns the Rows of a column whose bytes lie in one piece.
-func Tight(c *schema.Column, data []byte) Rows {
-	offsets := c.Offsets()
-	return func(i int) []byte { return data[offsets[i]:offsets[c.Rows]] }
-}
 
 // Apply fills out, which holds exactly the bytes of the result that Plan returned for the same columns. It does not
 // retain any of its arguments; out must not overlap the inputs. It panics when a Rows returns less than a row.

@@ -84,7 +84,7 @@ func merged(t testing.TB, name string, old *schema.Column, a []byte, added *sche
 	require.NoError(t, err)
 	require.NoError(t, result.Validate())
 	out := make([]byte, result.Bytes())
-	m.Apply(&result, out, old, Tight(old, a), added, Tight(added, b))
+	m.Apply(&result, out, old, rowsOf(old, a), added, rowsOf(added, b))
 	return result, out
 }
 

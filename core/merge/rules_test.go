@@ -11,7 +11,7 @@ import (
 
 func TestLookup(t *testing.T) {
 	for _, name := range []string{"concat", "add", "replace", "max", "min"} {
-		require.Equal(t, name, lookup(t, name).Name())
+		require.Equal(t, name, lookup(t, name).name)
 	}
 	for _, name := range []string{"", "Add", "mul"} {
 		_, ok := Lookup(name)

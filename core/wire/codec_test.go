@@ -323,9 +323,15 @@ func TestStringsOfEveryLengthClass(t *testing.T) {
 	require.Equal(t, many.Names, got.Names)
 }
 
+// splitArray splits the bytes of one msgpack array into the bytes of its values.
+func splitArray(raw []byte) ([][]byte, error) {
+	s := scanner{data: raw}
+	return s.items(MaxDepth)
+}
+
 func TestSplitArray(t *testing.T) {
 	raw := python(t, 1, "two", []any{3}, map[string]any{"four": nil}, 5.5, []byte{6}, true, int64(-1<<40))
-	items, err := SplitArray(raw)
+	items, err := splitArray(raw)
 	require.NoError(t, err)
 	require.Len(t, items, 8)
 	rejoined := appendArrayHeader(nil, len(items))
@@ -333,17 +339,17 @@ func TestSplitArray(t *testing.T) {
 		rejoined = append(rejoined, item...)
 	}
 	require.Equal(t, raw, rejoined)
-	items, err = SplitArray([]byte{0xc0})
+	items, err = splitArray([]byte{0xc0})
 	require.NoError(t, err)
 	require.Nil(t, items)
 	for _, bad := range [][]byte{nil, {0x91}, {0x80}, {0x90, 0}, []byte(strings.Repeat("\x91", MaxDepth+2) + "\xc0")} {
-		_, err := SplitArray(bad)
-		require.Equal(t, tqerr.InvalidArgument, tqerr.CodeOf(err), "%x", bad)
+		_, err := splitArray(bad)
+		require.Error(t, err, "%x", bad)
 	}
-	_, err = SplitArray([]byte(strings.Repeat("\x91", MaxDepth+1) + "\xc0"))
+	_, err = splitArray([]byte(strings.Repeat("\x91", MaxDepth+1) + "\xc0"))
 	require.NoError(t, err, "the limit itself is allowed")
 	for _, ext := range [][]byte{{0x91, 0xd4, 1, 2}, {0x91, 0xd8, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, {0x91, 0xc7, 1, 9, 9}} {
-		items, err := SplitArray(ext)
+		items, err := splitArray(ext)
 		require.NoError(t, err)
 		require.Equal(t, ext[1:], items[0])
 	}

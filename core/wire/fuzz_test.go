@@ -50,7 +50,7 @@ func FuzzSplitArray(f *testing.F) {
 	f.Add([]byte{0xc0})
 	f.Add([]byte{0xdc, 0, 1, 0xc7, 1, 2, 3})
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		items, err := SplitArray(raw)
+		items, err := splitArray(raw)
 		if err != nil {
 			return
 		}

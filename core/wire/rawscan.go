@@ -6,8 +6,6 @@ import (
 	"math"
 	"slices"
 	"unicode/utf8"
-
-	"transferqueue/core/tqerr"
 )
 
 // MaxDepth bounds how deep a value may nest, so that no reader of it, in any language, runs out of stack.
@@ -306,14 +304,3 @@ func (s *scanner) items(depth int) ([][]byte, error) {
 
 // maxPrealloc bounds the items that are allocated before any of them was read.
 const maxPrealloc = 4096
-
-// SplitArray splits the bytes of one msgpack array into the bytes of its values, which share raw's memory. A nil gives
-// nil. Anything else, malformed values and trailing bytes are InvalidArgument.
-func SplitArray(raw []byte) ([][]byte, error) {
-	s := scanner{data: raw}
-	out, err := s.items(MaxDepth)
-	if err != nil {
-		return nil, tqerr.New(tqerr.InvalidArgument, "msgpack array: %s", err)
-	}
-	return out, nil
-}

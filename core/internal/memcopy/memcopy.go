@@ -4,7 +4,8 @@
 // hence two thresholds, one for each direction.
 package memcopy
 
-// Sizes from which Put and Get use non-temporal stores: a put writes memory that somebody else reads later; a get writes memory that its caller reads next.
+// Sizes from which a copy uses non-temporal stores: a put writes memory that somebody else reads later; a get writes memory
+// that its caller reads next, and decides by the size of all its pieces (see arena).
 const (
 	PutThreshold = 64 << 10
 	GetThreshold = 1 << 20
@@ -24,14 +25,6 @@ func CopyNT(dst, src []byte) int {
 // Put copies a writer's bytes into unit memory.
 func Put(dst, src []byte) int {
 	if len(src) >= PutThreshold {
-		return CopyNT(dst, src)
-	}
-	return Copy(dst, src)
-}
-
-// Get copies from unit memory into a result that is about to be read.
-func Get(dst, src []byte) int {
-	if len(src) >= GetThreshold {
 		return CopyNT(dst, src)
 	}
 	return Copy(dst, src)
