@@ -108,7 +108,7 @@ typedef struct tq_job {
     uint64_t callable_size;
     uint8_t *body; /* msgpack [partition, fields, keys or nil] */
     uint64_t body_size;
-    tq_result_column *columns; /* point into unit memory, valid until the job is done; read only */
+    tq_result_column *columns; /* private copies that may be written to, valid until the job is done */
     void *memory;
 } tq_job;
 

@@ -342,7 +342,7 @@ def job_values(name: str, column: ResultColumn, rows: int) -> list[Any]:
 
     Args:
         name: field, for error messages.
-        column: points into memory of a unit, which is only read.
+        column: points into memory that is valid only until the job is done.
         rows: number of rows.
     """
     if column.form == OBJECT_ROWS:
