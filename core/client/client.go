@@ -5,7 +5,8 @@
 // answers with the first outcome. One that ends here without an answer, because its time is over or it was cancelled, is
 // called off: the server says what has become of it, so that a timeout never means "perhaps".
 //
-// Locks: each file's own, all leaves.
+// Locks: segments.using, held over the request for a segment too, comes before segments.mu, and that before arena.Mapping.mu;
+// directs.mu comes before the lock of a Direct. The others are leaves.
 package client
 
 import (
@@ -226,8 +227,8 @@ type sent struct {
 	direct  Direct            // what it was sent on, nil: conn
 }
 
-// begin sends a request on the caller's goroutine, so that it is on its way before another one has to be woken. Exactly one
-// of wait and then must follow. direct allows a connection that the caller of then waits for.
+// begin sends a request on the caller's goroutine, so that it is on its way before another one has to be woken. then must
+// follow. direct allows a connection that the caller of then waits for.
 func (c *Client) begin(ctx context.Context, op wire.Op, body, payload []byte, timeout time.Duration, direct bool) *sent {
 	s := &sent{c: c, ctx: ctx, cancel: func() {}, conn: c.conn()}
 	s.req = &wire.Request{Op: op, Timeout: timeout, Body: body, Payload: payload}
@@ -299,11 +300,6 @@ func (s *sent) answer() (*wire.Reply, error) {
 		return reply, err
 	}
 	return s.c.repeat(s.ctx, s.req)
-}
-
-// call sends a request and waits for its answer.
-func (c *Client) call(ctx context.Context, op wire.Op, body, payload []byte, timeout time.Duration) (*wire.Reply, error) {
-	return c.begin(ctx, op, body, payload, timeout, false).wait()
 }
 
 // settle calls a request off that has ended with err here. It returns its outcome when it has one after all, and err when
