@@ -2,11 +2,10 @@
 
     python benchmarks/calls.py [--out calls.json] [--samples 1000000]
 
-* Python time of one ``kv_batch_put`` of 1024 rows x 8 dense fields and of one ``kv_batch_get`` of 1024 rows x 4 dense and 2
-  jagged columns. Rows are a few bytes, so copying is next to nothing; time spent inside the core and waiting for it is
+* Python time of one ``kv_batch_put`` of 1024 rows x 8 dense fields and of one ``kv_batch_get`` of 1024 rows x 4 dense and
+  2 jagged columns. Rows are a few bytes, so copying is next to nothing; time spent inside the core and waiting for it is
   subtracted, and also shown with it.
-* ``kv_put`` of one row beside a partition that holds a million samples, against the same in an empty session. The two are
-  measured in turns within one run.
+* ``kv_put`` of one row into a partition that holds a million samples, against an empty one, in turns.
 
 Figures are medians of rounds in microseconds; the spread is half the range of the rounds.
 """
@@ -27,11 +26,11 @@ from typing import Any
 
 os.environ.setdefault("TQ_RUNTIME_DIR", tempfile.mkdtemp(prefix="tqb"))
 
-import torch  # noqa: E402
-from tensordict import TensorDict  # noqa: E402
+import torch
+from tensordict import TensorDict
 
-import transfer_queue as tq  # noqa: E402
-from transfer_queue import _calls  # noqa: E402
+import transfer_queue as tq
+from transfer_queue import _calls
 
 ROWS = 1024
 KEYS = [f"key-{i}" for i in range(ROWS)]
@@ -44,13 +43,13 @@ class InCore:
         self.seconds = 0.0
 
     def __enter__(self) -> InCore:
-        self._submit, self._read = _calls.Queue.submit, os.read
+        self._submit, self._wait = _calls.Queue.submit, _calls.Queue.wait
         _calls.Queue.submit = self._timed(self._submit)  # type: ignore[method-assign]
-        _calls.os.read = self._timed(self._read)
+        _calls.Queue.wait = self._timed(self._wait)  # type: ignore[method-assign]
         return self
 
     def __exit__(self, *_: object) -> None:
-        _calls.Queue.submit, _calls.os.read = self._submit, self._read  # type: ignore[method-assign]
+        _calls.Queue.submit, _calls.Queue.wait = self._submit, self._wait  # type: ignore[method-assign]
 
     def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any) -> Any:
@@ -103,30 +102,27 @@ def fill(partition: str, samples: int) -> None:
 
 
 def beside_a_million(samples: int) -> dict[str, list[float]]:
-    """One-row puts of new keys, into an empty partition while the session is empty, and into the full one."""
+    """One-row puts of new keys into an empty partition, and into one that holds a million samples, in turns."""
     row = {"x": torch.zeros(1)}
-
-    def puts(partition: str) -> list[float]:
-        figures = []
-        for round_ in range(7):
-            took = []
-            for i in range(300):
-                begin = time.perf_counter()
-                tq.kv_put(f"{round_}-{i}", partition, fields=row)
-                took.append((time.perf_counter() - begin) * 1e6)
-            figures.append(statistics.median(took))
-            tq.kv_clear([f"{round_}-{i}" for i in range(300)], partition)
-        return figures
-
-    empty = puts("empty")
+    figures: dict[str, list[float]] = {"empty": [], "full": []}
     fill("full", samples)
-    full = puts("full")
-    return {"kv_put, empty session": empty, f"kv_put beside {samples:,} samples": full}
+    for round_ in range(7):
+        for partition, took_of in figures.items():
+            keys = [f"{round_}-{i}" for i in range(300)]
+            took = []
+            for key in keys:
+                begin = time.perf_counter()
+                tq.kv_put(key, partition, fields=row)
+                took.append((time.perf_counter() - begin) * 1e6)
+            took_of.append(statistics.median(took))
+            tq.kv_clear(keys, partition)
+    return {"kv_put, empty partition": figures["empty"], f"kv_put beside {samples:,} samples": figures["full"]}
 
 
 def machine() -> dict[str, str]:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
+    cpus = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":")[1].strip() for line in cpus if line.startswith("model name")), "?")
     return {
         "cpu": f"{os.cpu_count()} x {model}",
         "kernel": platform.release(),

@@ -191,7 +191,6 @@ func (c *Column) sizes(offsets []int64) (int64, bool) {
 			ok = ok && put(i, n)
 		}
 	case Varying:
-		rest := int64(1)
 		outer, fine1 := elements(c.Shape[:c.Vary])
 		inner, fine2 := elements(c.Shape[c.Vary+1:])
 		if !fine1 || !fine2 {
@@ -200,7 +199,7 @@ func (c *Column) sizes(offsets []int64) (int64, bool) {
 		if inner != 0 && outer > math.MaxInt64/inner {
 			return 0, false
 		}
-		rest = outer * inner
+		rest := outer * inner
 		if rest > math.MaxInt64/max(item, 1) {
 			return 0, false
 		}

@@ -8,7 +8,7 @@ import (
 )
 
 func TestRecordsKeepTheirValuesAndAddresses(t *testing.T) {
-	type record struct{ a, b int }
+	type record struct{ a int }
 	var s Slab[record]
 	seed := rand.Uint64()
 	rnd := rand.New(rand.NewPCG(seed, 0))
