@@ -2,9 +2,9 @@
 
     python benchmarks/calls.py [--out calls.json] [--samples 1000000]
 
-* Python time of one ``kv_batch_put`` of 1024 rows x 8 dense fields and of one ``kv_batch_get`` of 1024 rows x 4 dense and
-  2 jagged columns. Rows are a few bytes, so copying is next to nothing; time spent inside the core and waiting for it is
-  subtracted, and also shown with it.
+* Python time of one ``kv_batch_put`` of 1024 rows x 8 dense fields and of one ``kv_batch_get`` of 1024 rows x 4 dense
+  and 2 jagged columns. Rows are a few bytes, so copying is next to nothing; time spent inside the core and waiting for
+  it is subtracted, and also shown with it.
 * ``kv_put`` of one row into a partition that holds a million samples, against an empty one, in turns.
 
 Figures are medians of rounds in microseconds; the spread is half the range of the rounds.

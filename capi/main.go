@@ -191,14 +191,11 @@ func tq_release(token C.uint64_t) C.int32_t {
 //export tq_job_next
 func tq_job_next(handle C.uint64_t, timeoutMS C.int64_t, out *C.tq_job, e *C.tq_error) C.int32_t {
 	return guarded(e, func() error {
-		s, err := get[*openedSession](uint64(handle))
+		queue, err := jobsOf(uint64(handle))
 		if err != nil {
-			return tqerr.New(tqerr.InvalidState, "the session has ended")
+			return err
 		}
-		if s.Jobs == nil {
-			return tqerr.New(tqerr.InvalidState, "this process hosts no units")
-		}
-		job, err := s.Jobs.Next(time.Duration(timeoutMS) * time.Millisecond)
+		job, err := queue.Next(time.Duration(timeoutMS) * time.Millisecond)
 		if err != nil {
 			return err
 		}
@@ -209,7 +206,7 @@ func tq_job_next(handle C.uint64_t, timeoutMS C.int64_t, out *C.tq_job, e *C.tq_
 //export tq_job_done
 func tq_job_done(handle, job C.uint64_t, columns *C.tq_input_column, n C.uint32_t, rows C.uint64_t, e *C.tq_error) C.int32_t {
 	return guarded(e, func() error {
-		s, err := get[*openedSession](uint64(handle))
+		queue, err := jobsOf(uint64(handle))
 		if err != nil {
 			return err
 		}
@@ -217,23 +214,23 @@ func tq_job_done(handle, job C.uint64_t, columns *C.tq_input_column, n C.uint32_
 		for _, raw := range rawColumns(columns, n) {
 			in, err := foreign.New("", int(rows), &raw)
 			if err != nil {
-				s.Jobs.Fail(uint64(job), err)
+				queue.Fail(uint64(job), err)
 				return err
 			}
 			inputs = append(inputs, in)
 		}
-		return s.Jobs.Done(uint64(job), inputs)
+		return queue.Done(uint64(job), inputs)
 	})
 }
 
 //export tq_job_fail
 func tq_job_fail(handle, job C.uint64_t, code C.int32_t, message *C.tq_input_byte, size C.uint64_t, e *C.tq_error) C.int32_t {
 	return guarded(e, func() error {
-		s, err := get[*openedSession](uint64(handle))
+		queue, err := jobsOf(uint64(handle))
 		if err != nil {
 			return err
 		}
-		s.Jobs.Fail(uint64(job), tqerr.New(tqerr.Code(code), "%s", borrowed(message, size)))
+		queue.Fail(uint64(job), tqerr.New(tqerr.Code(code), "%s", borrowed(message, size)))
 		return nil
 	})
 }

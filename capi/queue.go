@@ -11,6 +11,7 @@ import (
 
 	"transferqueue/core/client"
 	"transferqueue/core/guard"
+	"transferqueue/core/jobs"
 	"transferqueue/core/session"
 	"transferqueue/core/tqerr"
 )
@@ -188,6 +189,18 @@ func openSession(config []byte) (*openedSession, []byte, error) {
 	}
 	data, err := msgpack.Marshal(&s.Info)
 	return &openedSession{s}, data, err
+}
+
+// jobsOf returns the Python work of a session's units.
+func jobsOf(handle uint64) (*jobs.Queue, error) {
+	s, err := get[*openedSession](handle)
+	switch {
+	case err != nil:
+		return nil, tqerr.New(tqerr.InvalidState, "the session has ended")
+	case s.Jobs == nil:
+		return nil, tqerr.New(tqerr.InvalidState, "this process hosts no units")
+	}
+	return s.Jobs, nil
 }
 
 // descriptors lists what a forked child must close.

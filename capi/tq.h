@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-#define TQ_ABI_VERSION 1
+#define TQ_ABI_VERSION 2 /* grows with every change of a signature or a struct */
 
 /* tq_code: generated from core/tqerr/codes.go by `go generate ./core/tqerr`. */
 #include "tq_codes.h"

@@ -194,7 +194,7 @@ func (c *Client) finish(ctx context.Context, g granted, timeout time.Duration, d
 		return
 	}
 	if g.err == nil && ctx.Err() != nil {
-		g.err = tqerr.New(tqerr.Cancelled, "put: cancelled before it was committed")
+		g.err = tqerr.New(tqerr.Cancelled, "cancelled before it was committed")
 	}
 	var txn []byte
 	if g.err == nil {

@@ -92,6 +92,8 @@ if TYPE_CHECKING or sys.argv[:1] != ["-m"]:
 else:
 
     def __getattr__(name: str) -> Any:
+        if name in ("errors", "merge"):
+            return importlib.import_module(f"{__name__}.{name}")
         if name in __all__:
             for home in ("interface", "client", "metadata", "sampler", "errors"):
                 module = importlib.import_module(f"{__name__}.{home}")

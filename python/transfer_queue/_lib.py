@@ -20,7 +20,7 @@ from typing import Any
 from transfer_queue._codes import Code
 from transfer_queue.errors import InternalError, from_code
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 u8, u32, u64 = ctypes.c_uint8, ctypes.c_uint32, ctypes.c_uint64
 i32, i64 = ctypes.c_int32, ctypes.c_int64
@@ -175,9 +175,12 @@ def _before_fork() -> None:
     _lock.acquire()
     _noted.clear()
     if _library is not None:
-        count, room = u32(), (i32 * 4096)()
-        if _library.tq_descriptors(room, len(room), ctypes.byref(count)) == Code.OK:
-            _noted.extend(room[: min(count.value, len(room))])
+        count, capacity = u32(), 1024
+        while _library.tq_descriptors(room := (i32 * capacity)(), capacity, ctypes.byref(count)) == Code.OK:
+            if count.value <= capacity:
+                _noted.extend(room[: count.value])
+                break
+            capacity = 2 * count.value
 
 
 def _after_fork_in_parent() -> None:
