@@ -278,7 +278,23 @@ def _finished(work: Coroutine[Any, Any, _T]) -> _T:
 
 
 class TransferQueueClient(AsyncTransferQueueClient):
-    """Client whose methods wait, beside the coroutines; the documentation of ``async_x`` is that of ``x``."""
+    """Client whose methods wait, beside the coroutines; the documentation of ``async_x`` is that of ``x``.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> import transfer_queue as tq
+        >>> _ = tq.init()
+        >>> client = tq.get_client()
+        >>> batch = TensorDict({"prompt": torch.arange(8).reshape(4, 2)}, batch_size=[4])
+        >>> _ = client.put(batch, partition_id="train")
+        >>> meta = client.get_meta(["prompt"], batch_size=3, partition_id="train", task_name="rollout")
+        >>> client.get_data(meta)["prompt"].unbind()[2]
+        tensor([4, 5])
+        >>> client.check_consumption_status("rollout", "train")
+        False
+        >>> tq.close()
+    """
 
     def get_meta(
         self,
@@ -290,6 +306,7 @@ class TransferQueueClient(AsyncTransferQueueClient):
         sampling_config: dict[str, Any] | None = None,
         timeout: float | None = None,
     ) -> BatchMeta:
+        """See `async_get_meta`."""
         return _finished(
             _waiting.async_get_meta(data_fields, batch_size, partition_id, mode, task_name, sampling_config, timeout)
         )
@@ -302,9 +319,11 @@ class TransferQueueClient(AsyncTransferQueueClient):
         data_parser: Any = None,
         timeout: float | None = None,
     ) -> BatchMeta:
+        """See `async_put`."""
         return _finished(_waiting.async_put(data, metadata, partition_id, data_parser, timeout))
 
     def update(self, metadata: BatchMeta, values: TensorDict, merge_fn: Any, timeout: float | None = None) -> BatchMeta:
+        """See `async_update`."""
         return _finished(_waiting.async_update(metadata, values, merge_fn, timeout))
 
     def get_data(
@@ -314,12 +333,15 @@ class TransferQueueClient(AsyncTransferQueueClient):
         copy: bool = True,
         timeout: float | None = None,
     ) -> TensorDict:
+        """See `async_get_data`."""
         return _finished(_waiting.async_get_data(metadata, layout, copy, timeout))
 
     def clear_samples(self, metadata: BatchMeta, timeout: float | None = None) -> None:
+        """See `async_clear_samples`."""
         return _finished(_waiting.async_clear_samples(metadata, timeout))
 
     def clear_partition(self, partition_id: str, timeout: float | None = None) -> None:
+        """See `async_clear_partition`."""
         return _finished(_waiting.async_clear_partition(partition_id, timeout))
 
     def kv_retrieve_meta(
@@ -329,6 +351,7 @@ class TransferQueueClient(AsyncTransferQueueClient):
         create: bool = False,
         timeout: float | None = None,
     ) -> BatchMeta:
+        """See `async_kv_retrieve_meta`."""
         return _finished(_waiting.async_kv_retrieve_meta(keys, partition_id, create, timeout))
 
     def kv_retrieve_keys(
@@ -337,9 +360,11 @@ class TransferQueueClient(AsyncTransferQueueClient):
         partition_id: str,
         timeout: float | None = None,
     ) -> list[str | None]:
+        """See `async_kv_retrieve_keys`."""
         return _finished(_waiting.async_kv_retrieve_keys(global_indexes, partition_id, timeout))
 
     def kv_list(self, partition_id: str | None = None, timeout: float | None = None) -> dict[str, Any]:
+        """See `async_kv_list`."""
         return _finished(_waiting.async_kv_list(partition_id, timeout))
 
     def kv_clear_fields(
@@ -349,9 +374,11 @@ class TransferQueueClient(AsyncTransferQueueClient):
         fields: str | list[str],
         timeout: float | None = None,
     ) -> None:
+        """See `async_kv_clear_fields`."""
         return _finished(_waiting.async_kv_clear_fields(keys, partition_id, fields, timeout))
 
     def set_custom_meta(self, metadata: BatchMeta, timeout: float | None = None) -> None:
+        """See `async_set_custom_meta`."""
         return _finished(_waiting.async_set_custom_meta(metadata, timeout))
 
     def get_consumption_status(
@@ -360,6 +387,7 @@ class TransferQueueClient(AsyncTransferQueueClient):
         partition_id: str,
         timeout: float | None = None,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """See `async_get_consumption_status`."""
         return _finished(_waiting.async_get_consumption_status(task_name, partition_id, timeout))
 
     def get_production_status(
@@ -368,19 +396,25 @@ class TransferQueueClient(AsyncTransferQueueClient):
         partition_id: str,
         timeout: float | None = None,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """See `async_get_production_status`."""
         return _finished(_waiting.async_get_production_status(data_fields, partition_id, timeout))
 
     def check_consumption_status(self, task_name: str, partition_id: str, timeout: float | None = None) -> bool:
+        """See `async_check_consumption_status`."""
         return _finished(_waiting.async_check_consumption_status(task_name, partition_id, timeout))
 
     def check_production_status(self, data_fields: list[str], partition_id: str, timeout: float | None = None) -> bool:
+        """See `async_check_production_status`."""
         return _finished(_waiting.async_check_production_status(data_fields, partition_id, timeout))
 
     def reset_consumption(self, partition_id: str, task_name: str | None = None, timeout: float | None = None) -> bool:
+        """See `async_reset_consumption`."""
         return _finished(_waiting.async_reset_consumption(partition_id, task_name, timeout))
 
     def get_partition_list(self, timeout: float | None = None) -> list[str]:
+        """See `async_get_partition_list`."""
         return _finished(_waiting.async_get_partition_list(timeout))
 
     def list_units(self, timeout: float | None = None) -> list[UnitInfo]:
+        """See `async_list_units`."""
         return _finished(_waiting.async_list_units(timeout))

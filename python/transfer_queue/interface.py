@@ -132,6 +132,16 @@ def kv_put(
         InvalidArgumentError: neither fields nor tag, or a value that cannot be stored (a ValueError).
         SchemaMismatchError: other samples hold a field with another dtype or kind (a ValueError).
         ResourceExhaustedError: no room within ``put_wait_s`` (a MemoryError).
+
+    Example:
+        >>> import torch
+        >>> import transfer_queue as tq
+        >>> _ = tq.init()
+        >>> tq.kv_put("a", "train", {"ids": torch.tensor([1, 2]), "text": "hi"}, tag={"step": 1}).fields
+        ['ids', 'text']
+        >>> tq.kv_put("a", "train", tag={"score": 0.5}).tags
+        [{'step': 1, 'score': 0.5}]
+        >>> tq.close()
     """
     session = _session.current("kv_put")
     return _calls.run(session.handle, _requests.kv_put(session, key, partition_id, fields, tag, data_parser, timeout))
@@ -255,6 +265,18 @@ def kv_batch_update(
         NotFoundError: a key does not exist (a ValueError and a KeyError).
         InvalidArgumentError: a field is not produced by every key, sizes that do not fit (a ValueError).
         FailedError: merge_fn raised or changed dtype or kind (a RuntimeError).
+
+    Example:
+        >>> import torch
+        >>> import transfer_queue as tq
+        >>> _ = tq.init()
+        >>> _ = tq.kv_put("a", "train", {"ids": torch.tensor([1, 2]), "n": torch.tensor(1)})
+        >>> _ = tq.kv_update("a", "train", {"ids": torch.tensor([3])}, "concat")
+        >>> _ = tq.kv_update("a", "train", {"n": torch.tensor(5)}, lambda stored, new: stored + new)
+        >>> got = tq.kv_batch_get("a", "train")
+        >>> got["ids"].unbind()[0], got["n"]
+        (tensor([1, 2, 3]), tensor([6]))
+        >>> tq.close()
     """
     session = _session.current("kv_batch_update")
     call = _requests.kv_batch_update(session, keys, partition_id, fields, merge_fn, timeout)
@@ -305,6 +327,21 @@ def kv_batch_get(
     Raises:
         NotFoundError: no key exists, or with strict something is missing (a ValueError and a KeyError).
         InvalidArgumentError: the keys have no field in common (a ValueError).
+
+    Example:
+        >>> import torch
+        >>> import transfer_queue as tq
+        >>> _ = tq.init()
+        >>> for n, key in enumerate("abc"):
+        ...     _ = tq.kv_put(key, "train", {"ids": torch.arange(n + 1), "reward": torch.tensor(n / 2)})
+        >>> got = tq.kv_batch_get(["c", "a"], "train")
+        >>> got["ids"].unbind()
+        (tensor([0, 1, 2]), tensor([0]))
+        >>> got["reward"]
+        tensor([1., 0.])
+        >>> tq.kv_batch_get("a", "train", "ids", layout="dense")["ids"]
+        tensor([[0]])
+        >>> tq.close()
     """
     session = _session.current("kv_batch_get")
     call = _requests.kv_batch_get(session, keys, partition_id, select_fields, strict, layout, copy, timeout)
@@ -380,6 +417,15 @@ def kv_list(
         tags: only keys whose tag has all these entries.
         with_fields: only keys that have all these fields.
         timeout: seconds.
+
+    Example:
+        >>> import transfer_queue as tq
+        >>> _ = tq.init()
+        >>> for n in range(3):
+        ...     _ = tq.kv_put(f"step {n}", "train", tag={"even": n % 2 == 0})
+        >>> tq.kv_list("train", tags={"even": True})
+        {'train': {'step 0': {'even': True}, 'step 2': {'even': True}}}
+        >>> tq.close()
     """
     session = _session.current("kv_list")
     call = _requests.kv_list(session, partition_id, keys, prefix, tags, with_fields, timeout)
@@ -413,6 +459,16 @@ def kv_clear(
         partition_id: their partition.
         fields: only these fields; key, tag, consumption and other fields stay.
         timeout: seconds.
+
+    Example:
+        >>> import torch
+        >>> import transfer_queue as tq
+        >>> _ = tq.init()
+        >>> _ = tq.kv_put("a", "train", {"ids": torch.arange(3), "logits": torch.zeros(3, 100)})
+        >>> tq.kv_clear("a", "train", fields="logits")
+        >>> sum(unit.memory_used_bytes for unit in tq.list_units())
+        24
+        >>> tq.close()
     """
     session = _session.current("kv_clear")
     _calls.run(session.handle, _requests.kv_clear(session, keys, partition_id, fields, timeout))
@@ -442,11 +498,28 @@ def kv_wait(
 ) -> KVBatchMeta:
     """Wait until all ``keys``, or at least ``count`` keys, have all ``fields`` and ``tags``.
 
+    Args:
+        partition_id: the partition; it need not exist yet.
+        keys: the samples to wait for.
+        fields: fields that they must have.
+        count: without ``keys``, so many of any samples.
+        tags: entries that their tags must have.
+        timeout: seconds.
+
     Returns:
         The keys that were waited for, with their tags and the fields all of them have.
 
     Raises:
         DeadlineExceededError: it did not happen in time (a TimeoutError).
+
+    Example:
+        >>> import threading
+        >>> import transfer_queue as tq
+        >>> _ = tq.init()
+        >>> threading.Timer(0.05, tq.kv_put, ("a", "train", None, {"done": True})).start()
+        >>> tq.kv_wait("train", count=1, tags={"done": True}, timeout=10).keys
+        ['a']
+        >>> tq.close()
     """
     session = _session.current("kv_wait")
     return _calls.run(session.handle, _requests.kv_wait(session, partition_id, keys, fields, count, tags, timeout))
@@ -490,8 +563,25 @@ async def kv_watch(partition_id: str) -> AsyncIterator[Change]:
 
     Nothing is missed between two reads. The watch ends with ``aclose()`` or the generator's end.
 
+    Args:
+        partition_id: the partition; it need not exist yet.
+
     Raises:
         ResourceExhaustedError: more than a million changes were not read.
+
+    Example:
+        >>> import asyncio
+        >>> import transfer_queue as tq
+        >>> async def first_change():
+        ...     watch = tq.kv_watch("train")
+        ...     change = asyncio.ensure_future(anext(watch))
+        ...     await asyncio.sleep(0.05)  # it watches from here on
+        ...     await tq.async_kv_put("a", "train", tag={"step": 1})
+        ...     return await change
+        >>> _ = tq.init()
+        >>> asyncio.run(first_change())
+        Change(kind='put', key='a', fields=[], tags={'step': 1})
+        >>> tq.close()
     """
     session = _session.current("kv_watch")
     watch = await _calls.run_async(session.handle, _requests.watch_open(session, partition_id))

@@ -26,8 +26,10 @@ def _everything(tq: Any) -> None:
     import transfer_queue
     from transfer_queue import _calls, _requests, _session
 
+    for_ever_s = 300 if _session.current().owner else 2  # it sleeps in the owner
+
     def sleeps(old: Any, new: Any) -> Any:
-        time.sleep(300)
+        time.sleep(for_ever_s)
 
     def daemon(*arguments: Any) -> None:
         threading.Thread(target=arguments[0], args=arguments[1:], daemon=True).start()

@@ -8,7 +8,7 @@ from typing import Any
 from processes import program, until
 
 # A training script as its users write it; run once, it starts the others.
-_SCRIPT = '''
+_SCRIPT = """
 import multiprocessing, os, subprocess, sys
 import torch
 import transfer_queue as tq
@@ -28,7 +28,7 @@ if __name__ == "__main__":
     ranks = [
         subprocess.Popen(
             [sys.executable, __file__, "torchrun"],
-            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1"},
+            env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"},
         )
         for rank in range(2)
     ]
@@ -42,7 +42,7 @@ if __name__ == "__main__":
     assert [rank.wait() for rank in ranks] == [0, 0]
     put("script again")
     print("done")
-'''
+"""
 
 
 def test_launches(runtime_dir: Path, tmp_path: Path) -> None:
