@@ -1,9 +1,9 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"slices"
-	"time"
 
 	"transferqueue/core/catalog"
 	"transferqueue/core/schema"
@@ -94,7 +94,7 @@ func (c *call) put() (any, error) {
 	err = t.stage()
 	if tqerr.CodeOf(err) == tqerr.ResourceExhausted && t.couldFit() {
 		return c.later(func(ctx context.Context) (any, error) {
-			if err := c.waitForRoom(ctx, t); err != nil {
+			if err := c.whenRoom(ctx, t.stage); err != nil {
 				return nil, err
 			}
 			return c.grant(t)
@@ -156,8 +156,7 @@ func (t *txn) stage() error {
 	if len(t.write.Columns) == 0 || (t.transforms() && t.req.Inline) {
 		return nil
 	}
-	for i := range t.shares {
-		sh := &t.shares[i]
+	for _, sh := range t.tightestFirst(rooms) {
 		if sh.staged, err = sh.unit.Stage(t.write.Partition, sh.cols); err != nil {
 			t.abort()
 			t.shares = nil
@@ -168,6 +167,27 @@ func (t *txn) stage() error {
 		t.fill()
 	}
 	return nil
+}
+
+// tightestFirst orders the shares by what they leave free on their units. A write that does not fit is then refused before
+// anything was staged, and so frees nothing, which would wake all writes that wait for room, this one included.
+func (t *txn) tightestFirst(rooms []catalog.Room) []*share {
+	left := func(sh *share) int64 {
+		k := slices.IndexFunc(rooms, func(r catalog.Room) bool { return r.Unit == sh.unit.ID() })
+		free := rooms[k].Free
+		for i := range sh.cols {
+			free -= sh.cols[i].Bytes()
+		}
+		return free
+	}
+	out := make([]*share, len(t.shares))
+	for i := range out {
+		out[i] = &t.shares[i]
+	}
+	if len(out) > 1 {
+		slices.SortFunc(out, func(a, b *share) int { return cmp.Compare(left(a), left(b)) })
+	}
+	return out
 }
 
 // hostOfWriter is where writers are: all of them are on this host until units on other hosts join.
@@ -274,32 +294,30 @@ func (t *txn) couldFit() bool {
 	return true
 }
 
-// waitForRoom stages again whenever memory was freed, until it fits or PutWait or the request's time is over.
-func (c *call) waitForRoom(ctx context.Context, t *txn) error {
-	timer := time.NewTimer(c.s.opts.PutWait)
-	defer timer.Stop()
+// whenRoom tries something until it does not fail for want of room, whenever memory was freed, for PutWait at most.
+func (c *call) whenRoom(ctx context.Context, try func() error) error {
+	waiting, cancel := context.WithTimeout(ctx, c.s.opts.PutWait)
+	defer cancel()
 	for {
 		freed := c.s.room.wait()
-		err := t.stage()
+		err := try()
 		if tqerr.CodeOf(err) != tqerr.ResourceExhausted {
 			return err
 		}
 		select {
 		case <-freed:
-		case <-timer.C:
+			continue
+		case <-waiting.Done():
+		}
+		switch tqerr.CodeOf(ctx.Err()) {
+		case tqerr.OK:
 			return tqerr.Wrap(tqerr.ResourceExhausted, err, "no room after %s", c.s.opts.PutWait)
-		case <-ctx.Done():
-			return stillFull(ctx, err)
+		case tqerr.DeadlineExceeded:
+			return err
+		default:
+			return ctxError(ctx, "waiting for room")
 		}
 	}
-}
-
-// stillFull is the error of a wait for room that ctx has ended: when its time is over, what the unit said last.
-func stillFull(ctx context.Context, last error) error {
-	if tqerr.CodeOf(ctx.Err()) == tqerr.DeadlineExceeded {
-		return last
-	}
-	return ctxError(ctx, "waiting for room")
 }
 
 func ctxError(ctx context.Context, doing string) error {

@@ -159,3 +159,33 @@ func TestTheLimitOfSamples(t *testing.T) {
 		u.put(s.rows(narrow, []string{"y"}, 1))
 	})
 }
+
+// A put that fits on one unit and not on the other waits quietly; giving back what it got must not wake it again.
+func TestAPutOverUnitsWaitsForRoomQuietly(t *testing.T) {
+	with(t, setup{units: 2, limit: roomLimit, putWait: time.Hour}, func(t *testing.T, s *system) {
+		u := s.user()
+		u.put(s.rows(wide, []string{"a"}, 1))
+		u.put(batch{write: write{Partition: "p", Keys: []string{"b"}, Fields: []string{"x"}}, columns: []foreign.Raw{s.same(2*wide, 2)}})
+		require.NotZero(t, s.units[1].Stats().Cells)
+
+		var waiting []*pending
+		for range 3 {
+			waiting = append(waiting, s.user().beginPut(s.both(s.mem.Ragged(make([]int64, wide), make([]int64, 2*wide)))))
+		}
+		time.Sleep(time.Minute) // passes when everybody is at rest
+		for _, p := range waiting {
+			require.False(t, p.done())
+		}
+		require.Zero(t, s.stats().Staged)
+		u.clear("b")
+		synctest.Wait()
+		happened := 0
+		for _, p := range waiting {
+			p.cancel()
+			if p.wait().Err == nil {
+				happened++
+			}
+		}
+		require.Equal(t, 1, happened, "there is room for one")
+	})
+}

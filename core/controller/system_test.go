@@ -424,21 +424,24 @@ func (s *system) giveBack(job *jobs.Job, columns []foreign.Raw, rows int) {
 	}
 }
 
-// sums is a callable that adds the new column to the stored one.
+// sums is a callable that adds the new rows to the stored ones.
 func sums(job *jobs.Job, mem *foreigntest.Memory) ([]foreign.Raw, error) {
 	n := len(job.Columns) / 2
 	out := make([]foreign.Raw, n)
 	for k := range out {
-		a, b := elements(job.Columns[k].Bytes), elements(job.Columns[n+k].Bytes)
-		for i := range a {
-			a[i] += b[i]
+		old, added := &job.Columns[k], &job.Columns[n+k]
+		offsets, all := old.Column.Offsets(), elements(old.Bytes)
+		for i, v := range elements(added.Bytes) {
+			all[i] += v
 		}
-		out[k] = mem.Ints(job.Columns[k].Column.Shape, a...)
+		rows := make([][]int64, job.Rows)
+		for i := range rows {
+			rows[i] = all[offsets[i]/8 : offsets[i+1]/8]
+		}
+		out[k] = mem.Ragged(rows...)
 	}
 	return out, nil
 }
-
-func (u *user) String() string { return fmt.Sprintf("user %d", u.id) }
 
 func keysOf(n int) []string {
 	out := make([]string, n)

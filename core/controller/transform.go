@@ -3,7 +3,6 @@ package controller
 import (
 	"context"
 	"slices"
-	"time"
 
 	"transferqueue/core/schema"
 	"transferqueue/core/store"
@@ -76,24 +75,13 @@ func stageAtOnce(_ context.Context, u Unit, partition string, columns []schema.C
 	return u.Stage(partition, columns)
 }
 
-// stageWhenRoom waits up to PutWait for memory to be freed.
-func (c *call) stageWhenRoom(ctx context.Context, u Unit, partition string, columns []schema.Column) (store.Staged, error) {
-	timer := time.NewTimer(c.s.opts.PutWait)
-	defer timer.Stop()
-	for {
-		freed := c.s.room.wait()
-		staged, err := u.Stage(partition, columns)
-		if tqerr.CodeOf(err) != tqerr.ResourceExhausted {
-			return staged, err
-		}
-		select {
-		case <-freed:
-		case <-timer.C:
-			return nil, err
-		case <-ctx.Done():
-			return nil, stillFull(ctx, err)
-		}
-	}
+// stageWhenRoom waits for memory to be freed.
+func (c *call) stageWhenRoom(ctx context.Context, u Unit, partition string, columns []schema.Column) (staged store.Staged, err error) {
+	err = c.whenRoom(ctx, func() (err error) {
+		staged, err = u.Stage(partition, columns)
+		return err
+	})
+	return staged, err
 }
 
 // run computes, stages and commits the results of all units, all or nothing. Conflict means that the rows have moved, or have
