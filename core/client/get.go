@@ -199,14 +199,14 @@ func (g *getting) view(r *ResultColumn, runs []wire.Run, lease uint64) bool {
 	return true
 }
 
-// endView drops pages that the reader wrote and ends the lease. It may be called in a finalizer, so the work is done
-// elsewhere.
+// endView ends the lease of a view and drops the pages that its reader wrote. The lease goes first and at once, so that a
+// clear that follows finds the memory free. It may be called in a finalizer, so what takes time is done elsewhere.
 func (c *Client) endView(view *memory, offset int64, lease uint64) {
-	guard.Go("client view", func() {
-		if closed := c.segments.endView(view, offset); !closed {
-			c.release(wire.Ints{int64(lease)})
-		}
-	})
+	m, closed := c.segments.dropView(view)
+	if !closed {
+		c.release(wire.Ints{int64(lease)})
+	}
+	guard.Go("client view", func() { c.segments.endView(m, offset, int64(len(view.data))) })
 }
 
 func contiguous(runs []wire.Run) bool {

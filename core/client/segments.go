@@ -66,19 +66,23 @@ func (s *segments) addView(view *memory, m *arena.Mapping) {
 	s.mu.views[view] = m
 }
 
-// endView takes a view back. It reports that the client is closed, so that there is no lease to end.
-func (s *segments) endView(view *memory, offset int64) (closed bool) {
+// dropView forgets a view that nobody reads any more. It reports that the client is closed, so that there is no lease to end.
+func (s *segments) dropView(view *memory) (m *arena.Mapping, closed bool) {
 	s.mu.Lock()
-	m := s.mu.views[view]
+	defer s.mu.Unlock()
+	m = s.mu.views[view]
 	delete(s.mu.views, view)
-	s.mu.Unlock()
-	m.EndLease(offset, int64(len(view.data)))
+	return m, s.mu.closed
+}
+
+// endView takes the pages of a dropped view back.
+func (s *segments) endView(m *arena.Mapping, offset, size int64) {
+	m.EndLease(offset, size)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mu.closed {
 		_ = m.Close() // the last view succeeds
 	}
-	return s.mu.closed
 }
 
 // mapping returns the mapping of a segment. The caller holds segments.using.
