@@ -3,6 +3,7 @@
 package controller_test
 
 import (
+	"context"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,6 +12,7 @@ import (
 
 	"transferqueue/core/client"
 	"transferqueue/core/tqerr"
+	"transferqueue/core/transport"
 	"transferqueue/core/transport/memnet"
 	"transferqueue/core/wire"
 )
@@ -173,6 +175,46 @@ func TestALateRequestOfAGoneClient(t *testing.T) {
 		s.quiet()
 		clients, _ := s.server.Clients()
 		require.Zero(t, clients)
+	})
+}
+
+// A transport may still be on its way into Serve when it reports the peer as gone.
+func TestARequestBehindGoneDoesNotBringThePeerBack(t *testing.T) {
+	with(t, setup{}, func(t *testing.T, s *system) {
+		body, err := wire.Marshal(bodies()[wire.OpPut])
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		replies := make(chan *wire.Reply, 1)
+		s.server.Serve(ctx, transport.Peer{ID: 9}, &wire.Request{Op: wire.OpPut, Sequence: 1, Body: body}, func(r *wire.Reply) { replies <- r })
+		require.Equal(t, tqerr.Cancelled, (<-replies).Code)
+		clients, _ := s.server.Clients()
+		require.Zero(t, clients)
+		require.Zero(t, s.stats())
+	})
+}
+
+// A put that comes in the moment in which a waiting fetch is cancelled gives it nothing.
+func TestAPutServesNoFetchThatHasEnded(t *testing.T) {
+	with(t, setup{}, func(t *testing.T, s *system) {
+		body, err := wire.Marshal(bodies()[wire.OpMeta])
+		require.NoError(t, err)
+		u := s.user()
+		put, err := wire.Marshal(&wire.PutRequest{Partition: "p", Keys: []string{"a"}, Inline: true, Columns: []wire.Column{column(1)}})
+		require.NoError(t, err)
+		for range 50 {
+			ctx, cancel := context.WithCancel(context.Background())
+			done := make(chan *wire.Reply, 1)
+			s.server.Serve(ctx, transport.Peer{ID: 9}, &wire.Request{Op: wire.OpMeta, Body: body}, func(r *wire.Reply) { done <- r })
+			synctest.Wait()
+			cancel()
+			s.server.Serve(context.Background(), transport.Peer{ID: 8}, &wire.Request{Op: wire.OpPut, Body: put, Payload: make([]byte, 8)}, func(*wire.Reply) {})
+			require.Equal(t, tqerr.Cancelled, (<-done).Code)
+			require.Equal(t, []byte{0}, u.consumed("t"))
+			u.clear("a")
+		}
+		s.server.Gone(transport.Peer{ID: 8})
+		s.server.Gone(transport.Peer{ID: 9})
 	})
 }
 
