@@ -309,7 +309,6 @@ type read struct {
 	names []string
 	ints  map[string][][]int64
 	bytes map[string][][]byte
-	views int
 }
 
 func (u *user) tryGet(req *wire.GetRequest, flags client.Flags) (*read, error) {
