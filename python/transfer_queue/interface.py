@@ -8,7 +8,7 @@ a call that fails has changed nothing. Every call but `kv_watch` takes ``timeout
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tensordict import TensorDict
@@ -558,7 +558,7 @@ class Change(NamedTuple):
 _WATCH_S = 30.0
 
 
-async def kv_watch(partition_id: str) -> AsyncIterator[Change]:
+async def kv_watch(partition_id: str) -> AsyncGenerator[Change, None]:
     """Yield the changes of samples with keys in a partition, from the first ``anext`` on, in their order.
 
     Nothing is missed between two reads. The watch ends with ``aclose()`` or the generator's end.

@@ -127,7 +127,7 @@ def test_cancelling_a_coroutine_cancels_its_request_alone(tq: Any) -> None:
         await tq.async_kv_batch_put(
             [str(n) for n in range(20)], "p", TensorDict({"x": torch.arange(20)}, batch_size=[20])
         )
-        done = await asyncio.gather(*waits, return_exceptions=True)
+        done: list[Any] = await asyncio.gather(*waits, return_exceptions=True)
         assert all(isinstance(result, asyncio.CancelledError) for result in done[::2])
         assert [result.keys for result in done[1::2]] == [[str(n)] for n in range(1, 20, 2)]
 
@@ -144,7 +144,7 @@ def test_a_cancelled_put_writes_all_or_nothing(tq: Any) -> None:
             for _ in range(step % 6):
                 await asyncio.sleep(0)
             task.cancel()
-            outcome = (await asyncio.gather(task, return_exceptions=True))[0]
+            outcome: Any = (await asyncio.gather(task, return_exceptions=True))[0]
             assert isinstance(outcome, asyncio.CancelledError) or outcome.fields == ["x", "y"]
             listed = await tq.async_kv_list("p", keys=["a"])
             if listed.get("p"):

@@ -24,7 +24,7 @@ def _everything(tq: Any) -> None:
     import time
 
     import transfer_queue
-    from transfer_queue import _calls, _requests, _session
+    from transfer_queue import _calls, _lib, _requests, _session
 
     for_ever_s = 300 if _session.current().owner else 2  # it sleeps in the owner
 
@@ -41,7 +41,7 @@ def _everything(tq: Any) -> None:
 
     session = _session.current()
     call = _requests.kv_wait(session, "p", ["never"], None, None, None, 300)
-    queue = _calls.Queue(_calls._lib.library())
+    queue = _calls.Queue(_lib.library())
     queue.submit(session.handle, call)
 
     loop = asyncio.new_event_loop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -57,7 +58,7 @@ def test_every_call_takes_a_timeout(tq: Any) -> None:
     tq.kv_put("a", "p", {"x": torch.ones(2)}, timeout=5)
     client = tq.get_client()
     meta = client.kv_retrieve_meta("a", "p", timeout=5)
-    calls = [
+    calls: list[Callable[[], Any]] = [
         lambda: tq.kv_put("a", "p", tag={}, timeout=5),
         lambda: tq.kv_batch_put(["a"], "p", tags=[{}], timeout=5),
         lambda: tq.kv_batch_get("a", "p", timeout=5),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import select
@@ -113,7 +114,8 @@ def test_forks_while_threads_are_busy(tq: Any) -> None:
         thread.start()
     try:
         for first in range(0, 24, 4):
-            for pid in [fork(lambda i=i: use(tq, f"child {i}")) for i in range(first, first + 4)]:
+            names = [f"child {number}" for number in range(first, first + 4)]
+            for pid in [fork(functools.partial(use, tq, name)) for name in names]:
                 join(pid)
     finally:
         stop.set()
@@ -154,12 +156,12 @@ class _FromQueue(torch.utils.data.Dataset[Any]):
 def test_loader_with_forked_workers(tq: Any) -> None:
     rows = torch.arange(16 * 8192, dtype=torch.int64).reshape(16, 8192)
     tq.kv_batch_put([str(row) for row in range(16)], "p", TensorDict({"x": rows}, batch_size=[16]))
-    before = None
+    before = 0
     for _ in range(3):
         loader = torch.utils.data.DataLoader(
             _FromQueue(16), batch_size=4, num_workers=2, multiprocessing_context="fork", timeout=PATIENCE_S
         )
-        seen = {}
+        seen: dict[int, torch.Tensor] = {}
         for numbers, values in loader:
             assert tq.kv_list("p", keys=["0"]), "the parent goes on using the queue"
             seen.update(zip(numbers.tolist(), values, strict=True))

@@ -196,7 +196,7 @@ class TestWaiting:
         workers = [threading.Thread(target=writes, args=(name,)) for name in ("v", "w")]
         for worker in workers:
             worker.start()
-        seen = []
+        seen: list[str] = []
         while len(seen) < 2 * count:
             for key in tq.kv_wait("p", count=1, fields=["x"], timeout=30).keys:
                 assert tq.kv_batch_get(key, "p")["x"].values().unique().tolist() == [int(key.split()[1])]

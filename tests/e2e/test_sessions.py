@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import pickle
 import signal
+import socket
 import stat
 import threading
 import time
@@ -16,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from processes import Child, Nursery, until
+from processes import Child, Nursery, descriptors, until
 from transfer_queue import errors
 
 
@@ -215,6 +217,58 @@ def test_files_of_a_session_are_private(tq: Any, runtime_dir: Path) -> None:
     assert set(found) == {".json", ".lock", ".sock"}
     for path in found.values():
         assert stat.S_IMODE(path.lstat().st_mode) & 0o077 == 0, path.name
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"GET / HTTP/1.0\r\n\r\n", b"\x00" * 64, b"\xff" * 64, os.urandom(1 << 16)],
+    ids=["nothing", "http", "zeros", "absurd lengths", "random"],
+)
+def test_strangers_at_the_socket_are_shown_out(tq: Any, runtime_dir: Path, sent: bytes) -> None:
+    tq.kv_put("before", "p", {"x": torch.arange(1 << 16)})
+    before = descriptors()
+    (path,) = runtime_dir.glob("*.sock")
+    strangers = [socket.socket(socket.AF_UNIX) for _ in range(20)]
+    for stranger in strangers:
+        stranger.settimeout(20)
+        stranger.connect(str(path))
+        with contextlib.suppress(ConnectionError):
+            stranger.sendall(sent)
+            stranger.shutdown(socket.SHUT_WR)
+    tq.kv_put("a", "p", {"x": torch.arange(1 << 16)})
+    for stranger in strangers:
+        received = 0
+        with contextlib.suppress(ConnectionError):
+            while data := stranger.recv(1 << 16):
+                received += len(data)
+        assert received < 1 << 12, "nothing but a refusal is said before a stranger is known"
+        stranger.close()
+    assert "a" in tq.kv_list("p")["p"]
+    until(lambda: descriptors() < before + 10, "their descriptors are closed")
+
+
+def test_the_secret_is_asked_for(tq: Any, runtime_dir: Path, nursery: Nursery) -> None:
+    """A process that reads a file with another secret is no client."""
+
+    def other(line: Any) -> str:
+        import transfer_queue as tq
+
+        try:
+            tq.init({"client": {"timeout_s": 5}})
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return "let in"
+
+    (path,) = runtime_dir.glob("*.json")
+    original = path.read_text()
+    try:
+        path.write_text(json.dumps(json.loads(original) | {"secret": "AAAA"}))
+        told = nursery.start(other).result()
+    finally:
+        path.write_text(original)
+    assert told != "let in"
+    assert "secret" in told or "session" in told
+    assert nursery.start(other).result() == "let in"
 
 
 # ---- rendezvous files -----------------------------------------------------------------------------------------------

@@ -182,7 +182,7 @@ def test_arrays(tq: Any, array: Any) -> None:
 
 
 def test_dicts_of_tensors(tq: Any) -> None:
-    value = {"pixels": torch.randn(3, 5), "n": [torch.tensor(2)], "slice": torch.arange(1_000_000)[5:8]}
+    value: dict[str, Any] = {"pixels": torch.randn(3, 5), "n": [torch.tensor(2)], "slice": torch.arange(1_000_000)[5:8]}
     tq.kv_put("a", "p", {"mm": value})
     got = tq.kv_batch_get("a", "p").get("mm").tolist()[0]
     _same(got["pixels"], value["pixels"])

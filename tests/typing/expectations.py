@@ -1,6 +1,6 @@
 """What type checkers make of programs that use the package. Checked by mypy, never run: see `test_typing`."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import torch
@@ -67,7 +67,7 @@ async def asynchronous(batch: TensorDict) -> None:
     assert_type(await tq.async_kv_wait("p", count=1), KVBatchMeta)
     assert_type(await tq.async_list_units(), list[UnitInfo])
     await tq.async_kv_clear("a", "p")
-    assert_type(tq.kv_watch("p"), AsyncIterator[tq.Change])
+    assert_type(tq.kv_watch("p"), AsyncGenerator[tq.Change, None])
     async for change in tq.kv_watch("p"):
         assert_type(change, tq.Change)
         assert_type(change.kind, str)
