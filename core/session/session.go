@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"sync"
 	"time"
 
 	"transferqueue/core/client"
@@ -65,6 +66,8 @@ type Session struct {
 	units  []*unit.Unit
 	lock   *os.File
 	paths  paths
+	once   sync.Once
+	closed error // what Close returned
 }
 
 const (
@@ -217,8 +220,14 @@ func own(cfg *Config, p paths, lock *os.File) (_ *Session, err error) {
 	return s, p.write(r)
 }
 
-// Close ends the session when this process owns it, and leaves it otherwise. Waiting requests end with Unavailable.
+// Close ends the session when this process owns it, and leaves it otherwise. Waiting requests end with Unavailable. A second
+// call returns what the first did.
 func (s *Session) Close(timeout time.Duration) error {
+	s.once.Do(func() { s.closed = s.close(timeout) })
+	return s.closed
+}
+
+func (s *Session) close(timeout time.Duration) error {
 	if s.lock != nil {
 		_ = os.Remove(s.paths.file)
 	}
