@@ -24,7 +24,6 @@ type stored struct {
 	dims    []int64
 	offsets []int64
 	data    []int64
-	token   uint64
 	shared  uint64 // number of its offsets
 }
 

@@ -1,0 +1,235 @@
+package client
+
+import (
+	"context"
+	"time"
+
+	"transferqueue/core/guard"
+	"transferqueue/core/tqerr"
+	"transferqueue/core/transport"
+	"transferqueue/core/wire"
+)
+
+// takeLane gives a sequence to a request. Lanes are reused from the top of a stack, so there are as many as there ever were
+// requests in flight at a time.
+func (c *Client) takeLane() (sequence uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.mu.idle) == 0 {
+		c.mu.idle = append(c.mu.idle, uint64(len(c.mu.counts)))
+		c.mu.counts = append(c.mu.counts, 0)
+	}
+	last := len(c.mu.idle) - 1
+	lane := c.mu.idle[last]
+	c.mu.idle = c.mu.idle[:last]
+	c.mu.counts[lane]++
+	return wire.Sequence(lane, c.mu.counts[lane])
+}
+
+func (c *Client) giveLane(sequence uint64) {
+	lane, _ := wire.SplitSequence(sequence)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.mu.idle = append(c.mu.idle, lane)
+}
+
+func (c *Client) conn() transport.Conn {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.mu.conn
+}
+
+// sent is a request on its way.
+type sent struct {
+	c       *Client
+	ctx     context.Context
+	cancel  context.CancelFunc
+	req     *wire.Request
+	conn    transport.Conn
+	pending transport.Pending // nil: not sent yet
+	direct  Direct            // what it was sent on, nil: conn
+}
+
+// begin sends a request on the caller's goroutine, so that it is on its way before another one has to be woken. then must
+// follow. direct allows a connection that the caller of then waits for.
+func (c *Client) begin(ctx context.Context, op wire.Op, body, payload []byte, timeout time.Duration, direct bool) *sent {
+	s := &sent{c: c, ctx: ctx, cancel: func() {}, conn: c.conn()}
+	s.req = &wire.Request{Op: op, Timeout: timeout, Body: body, Payload: payload}
+	if timeout > 0 {
+		s.ctx, s.cancel = context.WithTimeout(ctx, timeout+answerGrace)
+	}
+	if sequenced[op] {
+		s.req.Sequence = c.takeLane()
+	}
+	if direct {
+		s.direct = c.directs.take(s.ctx, c.opts.Direct)
+	}
+	if s.direct != nil {
+		s.pending = s.direct.Begin(s.ctx, s.req)
+	} else if b, ok := s.conn.(transport.Beginner); ok && c.opts.Resend == 0 {
+		s.pending = b.Begin(s.ctx, s.req)
+	}
+	return s
+}
+
+// then calls do with the answer: at once when it is there already and small, in Advance on a direct connection, else on a
+// goroutine of the given name.
+func (s *sent) then(name string, do func(*wire.Reply, error)) Started {
+	switch {
+	case s.direct != nil:
+		return Started{FD: s.direct.FD(), Advance: func() bool {
+			if !s.pending.Ready() {
+				return false
+			}
+			do(s.wait())
+			return true
+		}}
+	case s.pending == nil || !s.pending.Ready():
+		guard.Go(name, func() { do(s.wait()) })
+		return Started{}
+	}
+	reply, err := s.wait()
+	if err != nil || s.req.Op != wire.OpGet || reply.Payload != nil {
+		do(reply, err)
+	} else {
+		guard.Go(name, func() { do(reply, nil) })
+	}
+	return Started{}
+}
+
+// wait returns when the request has an answer, its time is over, or the connection is lost for good.
+func (s *sent) wait() (*wire.Reply, error) {
+	defer s.cancel()
+	if s.req.Sequence != 0 {
+		defer s.c.giveLane(s.req.Sequence)
+	}
+	reply, err := s.answer()
+	if err != nil && s.req.Sequence != 0 && s.ctx.Err() != nil {
+		return s.c.settle(s.req.Sequence, err)
+	}
+	return reply, err
+}
+
+func (s *sent) answer() (*wire.Reply, error) {
+	if s.pending == nil {
+		return s.c.repeat(s.ctx, s.req)
+	}
+	reply, err := s.pending.Wait(s.ctx)
+	if s.direct != nil {
+		s.c.directs.give(s.direct)
+		return reply, err
+	}
+	if err == nil || s.ctx.Err() != nil || s.c.opts.Redial == nil || !ended(s.conn) {
+		return reply, err
+	}
+	return s.c.repeat(s.ctx, s.req)
+}
+
+// settle calls a request off that has ended with err here. It returns its outcome when it has one after all, and err when
+// nothing has happened or the server cannot be asked.
+func (c *Client) settle(sequence uint64, err error) (*wire.Reply, error) {
+	ctx, cancel := context.WithTimeout(c.background, settleTime)
+	defer cancel()
+	reply, asked := c.callOff(ctx, sequence)
+	switch tqerr.CodeOf(asked) {
+	case tqerr.OK:
+		return reply, nil
+	case tqerr.Cancelled, tqerr.DeadlineExceeded, tqerr.Unavailable:
+		return nil, err
+	default:
+		return nil, asked
+	}
+}
+
+func (c *Client) callOff(ctx context.Context, sequence uint64) (*wire.Reply, error) {
+	body, err := wire.Marshal(&wire.TxnRequest{Txn: sequence})
+	if err != nil {
+		return nil, err
+	}
+	return c.repeat(ctx, &wire.Request{Op: wire.OpAbort, Body: body})
+}
+
+// repeat sends a request again and again until it has an answer.
+func (c *Client) repeat(ctx context.Context, req *wire.Request) (*wire.Reply, error) {
+	for {
+		conn := c.conn()
+		reply, err := c.once(ctx, conn, req)
+		switch {
+		case err == nil || ctx.Err() != nil:
+			return reply, err
+		case err == errLost:
+		case c.opts.Redial != nil && ended(conn):
+			if c.redial(ctx, conn) != nil {
+				return nil, err
+			}
+		default:
+			return nil, err
+		}
+	}
+}
+
+func ended(conn transport.Conn) bool {
+	select {
+	case <-conn.Done():
+		return true
+	default:
+		return false
+	}
+}
+
+// errLost says that no reply came in time and the request may be sent again.
+var errLost error = tqerr.New(tqerr.DeadlineExceeded, "no reply")
+
+// once sends a request once.
+func (c *Client) once(ctx context.Context, conn transport.Conn, req *wire.Request) (*wire.Reply, error) {
+	if c.opts.Resend == 0 {
+		return conn.Call(ctx, req)
+	}
+	short, cancel := context.WithTimeout(ctx, c.opts.Resend)
+	defer cancel()
+	reply, err := conn.Call(short, req)
+	if err != nil && short.Err() != nil && ctx.Err() == nil {
+		return nil, errLost
+	}
+	return reply, err
+}
+
+// redial replaces a lost connection, unless somebody else has done so.
+func (c *Client) redial(ctx context.Context, lost transport.Conn) error {
+	select {
+	case c.redialing <- struct{}{}:
+		defer func() { <-c.redialing }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if c.conn() != lost {
+		return nil
+	}
+	fresh, err := c.opts.Redial(ctx)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	if c.mu.closed {
+		c.mu.Unlock()
+		_ = fresh.Close()
+		return tqerr.New(tqerr.InvalidState, "the client is closed")
+	}
+	c.mu.conn = fresh
+	c.mu.Unlock()
+	return lost.Close()
+}
+
+// release ends leases. On a connection that loses nothing a notification will do: when the connection ends, so do the leases.
+func (c *Client) release(leases wire.Ints) {
+	body, err := wire.Marshal(&wire.ReleaseRequest{Leases: leases})
+	if err != nil {
+		return
+	}
+	req := &wire.Request{Op: wire.OpRelease, Body: body}
+	if c.opts.Resend == 0 && c.opts.Redial == nil {
+		_ = c.conn().Notify(req)
+		return
+	}
+	guard.Go("client release", func() { _, _ = c.repeat(c.background, req) })
+}
