@@ -96,6 +96,14 @@ func tq_session_open(config *C.tq_input_byte, size C.uint64_t, handle *C.uint64_
 	})
 }
 
+//export tq_session_abort
+func tq_session_abort(key C.uint64_t) C.int32_t {
+	return guarded(nil, func() error {
+		opening.abort(uint64(key))
+		return nil
+	})
+}
+
 //export tq_session_close
 func tq_session_close(handle C.uint64_t, timeoutMS C.int64_t, e *C.tq_error) C.int32_t {
 	return guarded(e, func() error {

@@ -175,6 +175,35 @@ func discard(r *client.Result) {
 	}
 }
 
+// opening are the sessions that are being opened, by the key of their callers.
+var opening = &attempts{cancels: map[uint64]context.CancelFunc{}}
+
+type attempts struct {
+	mu      sync.Mutex
+	cancels map[uint64]context.CancelFunc
+}
+
+func (a *attempts) begin(key uint64) (context.Context, func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	a.mu.Lock()
+	a.cancels[key] = cancel
+	a.mu.Unlock()
+	return ctx, func() {
+		cancel()
+		a.mu.Lock()
+		delete(a.cancels, key)
+		a.mu.Unlock()
+	}
+}
+
+func (a *attempts) abort(key uint64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if cancel := a.cancels[key]; cancel != nil {
+		cancel()
+	}
+}
+
 // openedSession is a session with a handle.
 type openedSession struct{ *session.Session }
 
@@ -183,7 +212,9 @@ func openSession(config []byte) (*openedSession, []byte, error) {
 	if err := msgpack.Unmarshal(config, &cfg); err != nil {
 		return nil, nil, tqerr.Wrap(tqerr.InvalidArgument, err, "session options")
 	}
-	s, err := session.Open(context.Background(), &cfg)
+	ctx, done := opening.begin(cfg.Key)
+	defer done()
+	s, err := session.Open(ctx, &cfg)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -123,6 +123,8 @@ void tq_error_release(tq_error *err);
 /* Opens the session of this process: joins a running one or starts one (config is a msgpack map, see core/session). *info
  * is a msgpack map that says which. */
 int32_t tq_session_open(tq_input_byte *config, uint64_t size, uint64_t *session, tq_bytes *info, tq_error *err);
+/* Makes a tq_session_open that waits give up with TQ_CANCELLED: the one whose config has this number as "key". */
+int32_t tq_session_abort(uint64_t key);
 /* Ends the session, or leaves it when this process does not own it. */
 int32_t tq_session_close(uint64_t session, int64_t timeout_ms, tq_error *err);
 

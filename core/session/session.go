@@ -41,6 +41,7 @@ type Config struct {
 	Blob        []byte `msgpack:"config"` // what attaching processes are given
 	TimeoutMS   int64  `msgpack:"timeout_ms"`
 	Version     string `msgpack:"version"`
+	Key         uint64 `msgpack:"key"` // by which the caller may call it off while it waits
 }
 
 // Info tells how a session was opened.

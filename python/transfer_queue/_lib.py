@@ -69,6 +69,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tq_free": (None, [pointer]),
     "tq_error_release": (None, [_ERROR]),
     "tq_session_open": (i32, [ctypes.c_char_p, u64, ctypes.POINTER(u64), ctypes.POINTER(Bytes), _ERROR]),
+    "tq_session_abort": (i32, [u64]),
     "tq_session_close": (i32, [u64, i64, _ERROR]),
     "tq_queue_open": (i32, [ctypes.POINTER(u64), ctypes.POINTER(i32), _ERROR]),
     "tq_queue_close": (i32, [u64, _ERROR]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import itertools
 import logging
 import os
 import pickle
@@ -61,9 +62,10 @@ class Session:
 def _opened(options: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """Handle and description of a session of the core.
 
-    The core may wait for another process; the wait is on a thread so that Ctrl-C ends it at once. A session that opens
-    after that is ended again.
+    The core may wait for another process; the wait is on a thread so that Ctrl-C ends it at once. The core is told
+    then, and a session that has opened meanwhile is ended again.
     """
+    options = {**options, "key": next(_keys)}
     outcome: list[tuple[int, dict[str, Any]] | BaseException] = []
     unwanted = False
 
@@ -84,10 +86,16 @@ def _opened(options: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         opening.join()
     except BaseException:
         unwanted = True
+        _lib.library().tq_session_abort(options["key"])
+        opening.join(_ABORT_S)
         raise
     if isinstance(outcome[0], BaseException):
         raise outcome[0]
     return outcome[0]
+
+
+_keys = itertools.count(1)
+_ABORT_S = 0.1  # how long Ctrl-C waits for an opening session to have given up
 
 
 def _open(options: dict[str, Any]) -> tuple[int, dict[str, Any]]:
