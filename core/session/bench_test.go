@@ -68,8 +68,8 @@ type putBody struct {
 }
 
 // requests are a put of rows times fields of float64 elements, the same as an update, and a get of them.
-func requests(b *testing.B, rows, fields int, elements int64) (put, update, get *client.Request, size int64) {
-	mem := foreigntest.New(b, 1<<30)
+func requests(b *testing.B, partition string, rows, fields int, elements int64) (put, update, get *client.Request, size int64) {
+	mem := foreigntest.New(b, 64<<20)
 	names, keys := make(wire.Strings, fields), make(wire.Strings, rows)
 	for i := range keys {
 		keys[i] = fmt.Sprintf("key-%d", i)
@@ -81,11 +81,11 @@ func requests(b *testing.B, rows, fields int, elements int64) (put, update, get 
 		columns = append(columns, mem.Ints([]int64{elements}, values...))
 		size += int64(len(values)) * 8
 	}
-	body := putBody{Partition: "p", Keys: keys, Fields: names}
+	body := putBody{Partition: partition, Keys: keys, Fields: names}
 	put = &client.Request{Op: wire.OpPut, Body: marshal(b, &body), Columns: columns, Rows: rows}
 	body.Update, body.Merge = true, "add"
 	update = &client.Request{Op: wire.OpPut, Body: marshal(b, &body), Columns: columns, Rows: rows}
-	get = &client.Request{Op: wire.OpGet, Body: marshal(b, &wire.GetRequest{Partition: "p", Keys: keys, Inline: client.InlineLimit})}
+	get = &client.Request{Op: wire.OpGet, Body: marshal(b, &wire.GetRequest{Partition: partition, Keys: keys, Inline: client.InlineLimit})}
 	return put, update, get, size
 }
 
@@ -102,7 +102,7 @@ func BenchmarkRequests(b *testing.B) {
 	}
 	for transport, s := range bench(b) {
 		for _, shape := range shapes {
-			put, update, get, size := requests(b, shape.rows, shape.fields, shape.elements)
+			put, update, get, size := requests(b, transport+shape.name, shape.rows, shape.fields, shape.elements)
 			c := &caller{b: b, s: s, done: make(chan *client.Result, 1)}
 			run := func(name string, do func()) {
 				b.Run(fmt.Sprintf("%s/%s/%s", transport, shape.name, name), func(b *testing.B) {
