@@ -124,7 +124,7 @@ func (t *txn) run(ctx context.Context, set *writeSet, stage stager) (any, error)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var result *wire.PutResult
-	if !set.covers(t.cells()) {
+	if len(set.samples) < t.rows && !set.covers(t.cells()) {
 		err = tqerr.New(tqerr.Conflict, "samples were created since the write began")
 	} else {
 		result, err = stored.applyLocked()

@@ -12,18 +12,20 @@ import (
 type writeSet struct {
 	partition string
 	fields    []string
-	samples   map[int64]struct{}
+	samples   []int64       // indexes, ascending
 	granted   chan struct{} // closed when every earlier set that it conflicts with has ended
 }
 
 func newWriteSet(partition string, fields []string, samples []schema.Sample, all bool) *writeSet {
 	w := &writeSet{partition: partition, fields: fields, granted: make(chan struct{})}
-	if !all {
-		w.samples = make(map[int64]struct{}, len(samples))
-		for _, s := range samples {
-			w.samples[s.Index] = struct{}{}
-		}
+	if all {
+		return w
 	}
+	w.samples = make([]int64, len(samples))
+	for i, s := range samples {
+		w.samples[i] = s.Index
+	}
+	slices.Sort(w.samples)
 	return w
 }
 
@@ -43,25 +45,25 @@ func (w *writeSet) conflicts(o *writeSet) bool {
 	if len(few) > len(many) {
 		few, many = many, few
 	}
-	for i := range few {
-		if _, both := many[i]; both {
+	for _, i := range few {
+		at, both := slices.BinarySearch(many, i)
+		if both {
 			return true
 		}
+		many = many[at:]
 	}
 	return false
 }
 
 // covers reports that a set names all cells that another of the same write names.
 func (w *writeSet) covers(o *writeSet) bool {
-	if w.samples == nil {
+	if w.samples == nil || slices.Equal(w.samples, o.samples) {
 		return true
 	}
-	for i := range o.samples {
-		if _, has := w.samples[i]; !has {
-			return false
-		}
-	}
-	return o.samples != nil
+	return o.samples != nil && !slices.ContainsFunc(o.samples, func(i int64) bool {
+		_, has := slices.BinarySearch(w.samples, i)
+		return !has
+	})
 }
 
 // writeSets orders writers of the same cells when one of them takes time (an update, a parsed put). A set is granted when no

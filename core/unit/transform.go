@@ -13,16 +13,24 @@ import (
 	"transferqueue/core/tqerr"
 )
 
-// rowsOf gives the bytes of single rows of columns that lie in runs.
+// rowsOf gives the bytes of rows of a column that lies in runs.
 type rowsOf struct {
 	column  *schema.Column
-	offsets []int64
-	starts  []int // first row of each run
+	width   int64   // of each row, when offsets is nil
+	offsets []int64 // of the rows in the column
+	starts  []int   // first row of each run
 	runs    [][]byte
 }
 
+func newRowsOf(column *schema.Column) *rowsOf {
+	if column.Form == schema.Uniform {
+		return &rowsOf{column: column, width: column.RowBytes()}
+	}
+	return &rowsOf{column: column, offsets: column.Offsets()}
+}
+
 func leasedRows(s store.Store, l *store.Leased) *rowsOf {
-	r := &rowsOf{column: &l.Column, offsets: l.Column.Offsets()}
+	r := newRowsOf(&l.Column)
 	at := 0
 	for _, run := range l.Runs {
 		r.starts, r.runs = append(r.starts, at), append(r.runs, s.Bytes(run.Block))
@@ -32,7 +40,16 @@ func leasedRows(s store.Store, l *store.Leased) *rowsOf {
 }
 
 func packedRows(o *Operand) *rowsOf {
-	return &rowsOf{column: &o.Column, offsets: o.Column.Offsets(), starts: []int{0}, runs: [][]byte{o.Bytes}}
+	r := newRowsOf(&o.Column)
+	r.starts, r.runs = []int{0}, [][]byte{o.Bytes}
+	return r
+}
+
+func (r *rowsOf) offset(i int) int64 {
+	if r.offsets == nil {
+		return int64(i) * r.width
+	}
+	return r.offsets[i]
 }
 
 // from returns the bytes of row i and of all rows behind it in the same run, which is a merge.Rows.
@@ -41,7 +58,7 @@ func (r *rowsOf) from(i int) []byte {
 	if !exact {
 		k--
 	}
-	return r.runs[k][r.offsets[i]-r.offsets[r.starts[k]]:]
+	return r.runs[k][r.offset(i)-r.offset(r.starts[k]):]
 }
 
 // Update computes merge(stored, operand) for every cell and stages the results; what is stored stays as it is.
