@@ -10,14 +10,14 @@ import (
 const (
 	// quiet is how long nothing large must have been freed before pages go back to the system: a training loop that clears
 	// one batch and puts the next must find warm pages.
-	quiet = 120 * time.Millisecond
+	quiet = 180 * time.Millisecond
 	// period bounds the wait when frees never pause; then only what was not needed at any time of a period goes back.
 	period = time.Second
 	// idle is when the reserve goes back too.
 	idle = 10 * time.Second
 
 	largeFree   = 64 << 10
-	reserve     = 16 << 20
+	reserve     = 8 << 20
 	punchStep   = 8 << 20
 	punchRanges = 256 // free ranges looked at in one step
 	populateMin = 1 << 20
