@@ -37,6 +37,7 @@ type setup struct {
 	samples int64
 	polling bool
 	putWait time.Duration
+	sampler sampler.Sampler // nil: Sequential
 }
 
 // system is a controller with real units behind a network in memory.
@@ -74,8 +75,11 @@ func start(t *testing.T, o setup) *system {
 		require.NoError(t, err)
 		s.units, units = append(s.units, u), append(units, u)
 	}
+	if o.sampler == nil {
+		o.sampler = sampler.Sequential{}
+	}
 	s.server = controller.New(controller.Options{
-		Units: units, Sampler: sampler.Sequential{}, Polling: o.polling, SampleLimit: o.samples, PutWait: o.putWait,
+		Units: units, Sampler: o.sampler, Polling: o.polling, SampleLimit: o.samples, PutWait: o.putWait,
 	})
 	s.net = memnet.New(1, s.server)
 	return s
