@@ -87,50 +87,63 @@ func (c *call) stageWhenRoom(ctx context.Context, u Unit, partition string, colu
 // run computes, stages and commits the results of all units, all or nothing. Conflict means that the rows have moved, or have
 // come to mean samples that the write set does not hold.
 func (t *txn) run(ctx context.Context, set *writeSet, stage stager) (any, error) {
-	s := t.s
-	s.mu.RLock()
-	units, err := s.mu.cat.Check(&t.write)
-	var samples []schema.Sample
-	if err == nil && t.req.Update {
-		samples = s.mu.cat.Existing(&t.write)
-	}
-	s.mu.RUnlock()
+	samples, err := t.samplesToTransform()
 	if err != nil {
 		return nil, err
 	}
-	if t.req.Update && !slices.Equal(units, t.units) {
-		return nil, tqerr.New(tqerr.Conflict, "samples have moved since the update began")
-	}
 	results := make([]*unit.Transformed, len(t.shares))
-	abort := func() {
-		for _, r := range results {
-			if r != nil {
-				r.Staged.Abort()
-			}
-		}
-	}
 	for i := range t.shares {
 		if results[i], err = t.transformShare(ctx, &t.shares[i], samples, stage); err != nil {
-			abort()
-			return nil, err
+			break
 		}
 	}
+	var reply *wire.PutReply
+	if err == nil {
+		reply, err = t.store(set, results)
+	}
+	if err == nil {
+		return reply, nil
+	}
+	for _, r := range results {
+		if r != nil {
+			r.Staged.Abort()
+		}
+	}
+	return nil, err
+}
+
+// samplesToTransform returns the samples of an update, in the order of its rows.
+func (t *txn) samplesToTransform() (samples []schema.Sample, err error) {
+	s := t.s
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	units, err := s.mu.cat.Check(&t.write)
+	switch {
+	case err != nil || !t.req.Update:
+		return nil, err
+	case !slices.Equal(units, t.units):
+		return nil, tqerr.New(tqerr.Conflict, "samples have moved since the update began")
+	}
+	return s.mu.cat.Existing(&t.write), nil
+}
+
+// store makes the results of all units visible.
+func (t *txn) store(set *writeSet, results []*unit.Transformed) (*wire.PutReply, error) {
 	stored := *t
 	stored.write.Columns = stitchColumns(t.shares, results)
 	stored.shares = slices.Clone(t.shares)
 	for i := range stored.shares {
 		stored.shares[i].staged = results[i].Staged
 	}
+	s := t.s
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var result *wire.PutResult
+	// Samples that existed when the set was granted cannot have changed; only when some did not, look again.
 	if len(set.samples) < t.rows && !set.covers(t.cells()) {
-		err = tqerr.New(tqerr.Conflict, "samples were created since the write began")
-	} else {
-		result, err = stored.applyLocked()
+		return nil, tqerr.New(tqerr.Conflict, "samples were created since the write began")
 	}
+	result, err := stored.applyLocked()
 	if err != nil {
-		abort()
 		return nil, err
 	}
 	for i := range stored.write.Columns {
