@@ -24,6 +24,7 @@ type Mapping struct {
 		ending  ranges // of pages whose lease ends, but whose written pages are not dropped yet
 		closed  bool
 	}
+	ended sync.Cond // a range has left ending
 }
 
 // Map maps a segment. The descriptor stays the caller's.
@@ -37,7 +38,9 @@ func Map(fd int, size int64) (*Mapping, error) {
 		_ = unix.Close(own)
 		return nil, tqerr.Wrap(tqerr.ResourceExhausted, err, "unit memory: map %d bytes", size)
 	}
-	return &Mapping{window: window{own, mem}}, nil
+	m := &Mapping{window: window{own, mem}}
+	m.ended.L = &m.mu
+	return m, nil
 }
 
 // Descriptor is the mapping's own descriptor of the segment.
@@ -82,7 +85,10 @@ func (m *Mapping) Lease(off, size int64) (data []byte, ok bool) {
 	pages := pagesOf(off, size)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.mu.leased.overlaps(pages) || m.mu.ending.overlaps(pages) {
+	for m.mu.ending.overlaps(pages) { // less time than a copy takes
+		m.ended.Wait()
+	}
+	if m.mu.leased.overlaps(pages) {
 		return nil, false
 	}
 	private, err := m.privateLocked()
@@ -94,26 +100,27 @@ func (m *Mapping) Lease(off, size int64) (data []byte, ok bool) {
 }
 
 // EndLease takes a view back. Nobody may touch it any more. A range that is not lent is ignored.
-func (m *Mapping) EndLease(off, size int64) {
-	if size == 0 {
-		return
-	}
+func (m *Mapping) EndLease(off, size int64) { m.StartEnd(off, size)() }
+
+// StartEnd is the part of EndLease that takes no time; the function that it returns does the rest and must be called. Who
+// asks for the pages between the two waits.
+func (m *Mapping) StartEnd(off, size int64) (finish func()) {
 	pages := pagesOf(off, size)
 	m.mu.Lock()
-	private := m.mu.private
-	if lent, _ := m.mu.leased.around(pages.start); lent != pages {
-		m.mu.Unlock()
-		return
+	defer m.mu.Unlock()
+	if lent, _ := m.mu.leased.around(pages.start); size == 0 || lent != pages {
+		return func() {}
 	}
 	m.mu.leased.cut(pages)
 	m.mu.ending.insert(pages)
-	m.mu.Unlock()
-
-	dropWritten(private, int64(pages.start), int64(pages.size))
-
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.mu.ending.cut(pages)
+	private := m.mu.private
+	return func() {
+		dropWritten(private, int64(pages.start), int64(pages.size))
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.mu.ending.cut(pages)
+		m.ended.Broadcast()
+	}
 }
 
 // Leases is the number of views that are lent.

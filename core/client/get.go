@@ -206,7 +206,8 @@ func (c *Client) endView(view *memory, offset int64, lease uint64) {
 	if !closed {
 		c.release(wire.Ints{int64(lease)})
 	}
-	guard.Go("client view", func() { c.segments.endView(m, offset, int64(len(view.data))) })
+	finish := m.StartEnd(offset, int64(len(view.data)))
+	guard.Go("client view", func() { c.segments.endView(m, finish) })
 }
 
 func contiguous(runs []wire.Run) bool {

@@ -75,9 +75,9 @@ func (s *segments) dropView(view *memory) (m *arena.Mapping, closed bool) {
 	return m, s.mu.closed
 }
 
-// endView takes the pages of a dropped view back.
-func (s *segments) endView(m *arena.Mapping, offset, size int64) {
-	m.EndLease(offset, size)
+// endView takes the pages of a dropped view back with what StartEnd returned.
+func (s *segments) endView(m *arena.Mapping, finish func()) {
+	finish()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mu.closed {
