@@ -30,9 +30,9 @@ const InlineLimit = 64 << 10
 const (
 	// answerGrace is how much longer than the request's own time a client waits for the answer, which comes when that time
 	// is over, at the latest.
-	answerGrace = time.Second
+	answerGrace = 300 * time.Millisecond
 	// settleTime is how long a client then waits to hear what became of a request.
-	settleTime = time.Second
+	settleTime = 500 * time.Millisecond
 )
 
 // Options configure a client.

@@ -229,8 +229,8 @@ func (s *Session) Close(timeout time.Duration) error {
 }
 
 func (s *Session) close(timeout time.Duration) error {
-	if s.lock != nil {
-		_ = os.Remove(s.paths.file)
+	if r, err := s.paths.read(); s.lock != nil && err == nil && r.Session == s.Info.Session {
+		_ = os.Remove(s.paths.file) // unless the directory was removed meanwhile, and the file is of another session
 	}
 	var errs []error
 	if s.Jobs != nil {

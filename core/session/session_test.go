@@ -143,6 +143,20 @@ func TestOnlyTheOwnersCloseEnds(t *testing.T) {
 	require.True(t, open(t, cfg).Info.Owner)
 }
 
+func TestARemovedDirectoryDoesNotCostTheNextSessionItsFile(t *testing.T) {
+	leaktest.Check(t)
+	cfg := config(t)
+	first, err := session.Open(context.Background(), cfg)
+	require.NoError(t, err)
+	require.NoError(t, os.RemoveAll(cfg.Dir))
+	second, err := session.Open(context.Background(), cfg)
+	require.NoError(t, err)
+	require.True(t, second.Info.Owner)
+	require.NoError(t, first.Close(time.Second))
+	alive(t, open(t, mode(cfg, "attach")))
+	require.NoError(t, second.Close(time.Second))
+}
+
 func TestModes(t *testing.T) {
 	leaktest.Check(t)
 	cfg := config(t)

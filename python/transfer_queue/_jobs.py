@@ -82,16 +82,24 @@ class Workers:
             library.tq_error_release(ctypes.byref(error))  # the one who asked has been told, or is gone
 
 
+def _text(error: BaseException) -> str:
+    """What an error of the user says, also when it cannot say it."""
+    try:
+        return str(error)
+    except BaseException as worse:
+        return f"(its text cannot be had: {type(worse).__name__})"
+
+
 def _explained(raised: BaseException) -> str:
     """Text for the caller: what failed, and where in the user's code."""
     cause = raised.__cause__
     if cause is not None:
         frames = traceback.extract_tb(cause.__traceback__)
         where = f" (line {frames[-1].lineno} of {frames[-1].filename})" if len(frames) > 1 else ""
-        return f"{raised}: {type(cause).__name__}: {cause}{where}"
+        return f"{_text(raised)}: {type(cause).__name__}: {_text(cause)}{where}"
     if isinstance(raised, TypeError | ValueError):
-        return str(raised)
-    return f"{type(raised).__name__}: {raised}"
+        return _text(raised)
+    return f"{type(raised).__name__}: {_text(raised)}"
 
 
 def _load(pickled: bytes) -> Any:

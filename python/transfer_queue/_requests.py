@@ -557,7 +557,8 @@ def _tag_filter(tags: Any, op: str) -> bytes | None:
         return None
     if not isinstance(tags, Mapping):
         raise WrongTypeError(f"tags: got {type(tags).__name__}, want a dict", op)
-    return _tag_encoder.encode(dict(tags))
+    encoded = _encode_tags([dict(tags)], op)
+    return None if encoded is None else encoded[1:]  # the one element of a list, behind its header
 
 
 def kv_list(

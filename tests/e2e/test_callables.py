@@ -156,6 +156,24 @@ def _exits(old: Any, new: Any) -> Any:
     raise SystemExit(3)
 
 
+class _Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def _raises_what_has_no_text(old: Any, new: Any) -> Any:
+    raise _Mute
+
+
+def test_errors_without_a_text_cost_no_thread(tq: Any) -> None:
+    tq.kv_put("a", "p", {"x": torch.zeros(1)})
+    for _ in range(3):
+        with pytest.raises(errors.FailedError, match=r"_Mute: .its text cannot be had: RuntimeError"):
+            tq.kv_update("a", "p", {"x": torch.ones(1)}, _raises_what_has_no_text, timeout=20)
+    tq.kv_update("a", "p", {"x": torch.ones(1)}, lambda old, new: old + new, timeout=20)
+    assert tq.kv_batch_get("a", "p")["x"].values().tolist() == [1.0]
+
+
 @pytest.mark.parametrize(
     ("merge", "text"),
     [

@@ -191,3 +191,10 @@ def test_a_watch_that_is_dropped_is_closed(tq: Any) -> None:
             tq.kv_put("a", "p", tag={})
 
     asyncio.run(work())
+
+
+def test_any_tag_that_can_be_put_can_be_asked_for(tq: Any) -> None:
+    for value in (2**64, -(2**100), b"bytes", {"deep": [1, {"er": None}]}, 1j):
+        tq.kv_put("a", "p", tag={"t": value})
+        assert list(tq.kv_list("p", tags={"t": value})["p"]) == ["a"]
+    assert tq.kv_list("p", tags={"t": 2**64})["p"] == {}
