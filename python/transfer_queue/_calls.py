@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import ctypes
 import gc
 import itertools
@@ -322,7 +323,11 @@ def _bind(loop: asyncio.AbstractEventLoop) -> _Loop:
 
 
 async def run_async(session: int, call: Call[T]) -> T:
-    """Send a request and await its result. Cancelling the coroutine cancels the request."""
+    """Send a request and await its result.
+
+    Cancelling the coroutine cancels the request, and is over when the request is: what was cancelled does not happen
+    behind the caller's back. A second cancellation does not wait for that.
+    """
     loop = asyncio.get_running_loop()
     bound = _bind(loop)
     future: asyncio.Future[T] = loop.create_future()
@@ -334,9 +339,15 @@ async def run_async(session: int, call: Call[T]) -> T:
     bound.waiting[ticket] = (future, call)
     call.keep = None
     try:
-        return await future
+        return await asyncio.shield(future)
     except asyncio.CancelledError:
-        bound.abandon(ticket)
+        bound.queue.cancel(ticket)
+        try:
+            with contextlib.suppress(Exception):
+                await asyncio.shield(future)
+        except asyncio.CancelledError:
+            future.cancel()
+            bound.abandon(ticket)
         raise
 
 
