@@ -208,8 +208,15 @@ def _pickled(conf: Any) -> bytes:
     return packed
 
 
-def current(op: str = "") -> Session:
+_LEAST_ATTACH_S = 1.0  # joining a session that runs takes a moment, also for a call that does not want to wait
+
+
+def current(op: str = "", timeout: float | None = None) -> Session:
     """The session of this process; without one, the running session of this host is joined.
+
+    Args:
+        op: the operation that needs it.
+        timeout: seconds that the caller gives the operation, and so the joining; the request checks the value.
 
     Raises:
         NotInitializedError: there is none (an AssertionError).
@@ -223,6 +230,8 @@ def current(op: str = "") -> Session:
         conf = config.load(None)
         if _place:
             conf["namespace"] = _place["namespace"]
+        if isinstance(timeout, int | float):
+            conf["client"]["timeout_s"] = min(max(timeout, _LEAST_ATTACH_S), conf["client"]["timeout_s"])
         forked = _place.get("pid", os.getpid()) != os.getpid()
         try:
             return open_session(conf, "attach", _place["dir"] if forked else None)

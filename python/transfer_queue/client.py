@@ -94,7 +94,14 @@ class AsyncTransferQueueClient:
         """
         return await self._await(
             _requests.get_meta(
-                _session.current(), data_fields, batch_size, partition_id, mode, task_name, sampling_config, timeout
+                _session.current(timeout=timeout),
+                data_fields,
+                batch_size,
+                partition_id,
+                mode,
+                task_name,
+                sampling_config,
+                timeout,
             )
         )
 
@@ -115,13 +122,17 @@ class AsyncTransferQueueClient:
             StorageKeyNotFoundError: a sample was cleared meanwhile (a KeyError). Nothing was written.
             SchemaMismatchError: other samples hold a column with another dtype (a ValueError). Nothing was written.
         """
-        return await self._await(_requests.put(_session.current(), data, metadata, partition_id, data_parser, timeout))
+        return await self._await(
+            _requests.put(_session.current(timeout=timeout), data, metadata, partition_id, data_parser, timeout)
+        )
 
     async def async_update(
         self, metadata: BatchMeta, values: TensorDict, merge_fn: Any, timeout: float | None = None
     ) -> BatchMeta:
         """Store ``merge_fn(stored, new)`` in every cell of the samples; see ``kv_batch_update``."""
-        return await self._await(_requests.update(_session.current(), metadata, values, merge_fn, timeout))
+        return await self._await(
+            _requests.update(_session.current(timeout=timeout), metadata, values, merge_fn, timeout)
+        )
 
     async def async_get_data(
         self, metadata: BatchMeta, layout: str | None = None, copy: bool = True, timeout: float | None = None
@@ -134,7 +145,7 @@ class AsyncTransferQueueClient:
         if not metadata.size or not metadata.field_names:
             return TensorDict({}, batch_size=[0])
         parts = [
-            await self._await(_requests.get_data(_session.current(), part, layout, copy, timeout))
+            await self._await(_requests.get_data(_session.current(timeout=timeout), part, layout, copy, timeout))
             for part in _by_partition(metadata)
         ]
         return _joined(parts, metadata)
@@ -143,11 +154,11 @@ class AsyncTransferQueueClient:
         """Remove the samples. Those that are gone already are ignored."""
         if metadata.size:
             for part in _by_partition(metadata):
-                await self._await(_requests.clear_samples(_session.current(), part, None, timeout))
+                await self._await(_requests.clear_samples(_session.current(timeout=timeout), part, None, timeout))
 
     async def async_clear_partition(self, partition_id: str, timeout: float | None = None) -> None:
         """Remove a partition with all its samples; one that does not exist is ignored."""
-        await self._await(_requests.clear_partition(_session.current(), partition_id, timeout))
+        await self._await(_requests.clear_partition(_session.current(timeout=timeout), partition_id, timeout))
 
     # ---- keys and tags ----------------------------------------------------------------------------------------------
 
@@ -155,34 +166,40 @@ class AsyncTransferQueueClient:
         self, keys: str | list[str], partition_id: str, create: bool = False, timeout: float | None = None
     ) -> BatchMeta:
         """Describe the samples of keys; missing ones are created with ``create``, otherwise left out."""
-        return await self._await(_requests.kv_retrieve_meta(_session.current(), keys, partition_id, create, timeout))
+        return await self._await(
+            _requests.kv_retrieve_meta(_session.current(timeout=timeout), keys, partition_id, create, timeout)
+        )
 
     async def async_kv_retrieve_keys(
         self, global_indexes: int | list[int], partition_id: str, timeout: float | None = None
     ) -> list[str | None]:
         """The key of every index, None where there is none."""
-        return await self._await(_requests.kv_retrieve_keys(_session.current(), global_indexes, partition_id, timeout))
+        return await self._await(
+            _requests.kv_retrieve_keys(_session.current(timeout=timeout), global_indexes, partition_id, timeout)
+        )
 
     async def async_kv_list(self, partition_id: str | None = None, timeout: float | None = None) -> dict[str, Any]:
         """Keys and tags of one or all partitions."""
-        return await self._await(_requests.kv_list(_session.current(), partition_id, None, None, None, None, timeout))
+        return await self._await(
+            _requests.kv_list(_session.current(timeout=timeout), partition_id, None, None, None, None, timeout)
+        )
 
     async def async_kv_clear_fields(
         self, keys: str | list[str], partition_id: str, fields: str | list[str], timeout: float | None = None
     ) -> None:
         """Remove columns of samples; see ``kv_clear``."""
-        await self._await(_requests.kv_clear(_session.current(), keys, partition_id, fields, timeout))
+        await self._await(_requests.kv_clear(_session.current(timeout=timeout), keys, partition_id, fields, timeout))
 
     async def async_set_custom_meta(self, metadata: BatchMeta, timeout: float | None = None) -> None:
         """Store the tags of the metadata as those of its samples."""
         if metadata.size:
             for part in _by_partition(metadata):
-                await self._await(_requests.set_custom_meta(_session.current(), part, timeout))
+                await self._await(_requests.set_custom_meta(_session.current(timeout=timeout), part, timeout))
 
     # ---- status -----------------------------------------------------------------------------------------------------
 
     async def _status(self, op: Op, body: list[Any], timeout: float | None) -> tuple[list[int], int, bytes] | None:
-        return await self._await(_requests.status(_session.current(), op, body, timeout))
+        return await self._await(_requests.status(_session.current(timeout=timeout), op, body, timeout))
 
     async def async_get_consumption_status(
         self, task_name: str, partition_id: str, timeout: float | None = None
@@ -219,16 +236,18 @@ class AsyncTransferQueueClient:
         self, partition_id: str, task_name: str | None = None, timeout: float | None = None
     ) -> bool:
         """Forget what a task, or every task, has consumed."""
-        await self._await(_requests.reset_consumption(_session.current(), partition_id, task_name, timeout))
+        await self._await(
+            _requests.reset_consumption(_session.current(timeout=timeout), partition_id, task_name, timeout)
+        )
         return True
 
     async def async_get_partition_list(self, timeout: float | None = None) -> list[str]:
         """Names of the partitions in the order of their creation."""
-        return await self._await(_requests.partitions(_session.current(), timeout))
+        return await self._await(_requests.partitions(_session.current(timeout=timeout), timeout))
 
     async def async_list_units(self, timeout: float | None = None) -> list[UnitInfo]:
         """The storage units of the session."""
-        return [_unit(row) for row in await self._await(_requests.units(_session.current(), timeout))]
+        return [_unit(row) for row in await self._await(_requests.units(_session.current(timeout=timeout), timeout))]
 
     def close(self) -> None:
         """Nothing to do: the client holds nothing. ``transfer_queue.close()`` leaves the session."""

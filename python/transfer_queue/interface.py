@@ -95,7 +95,7 @@ def get_metrics_endpoint() -> str | None:
 
 def list_units(timeout: float | None = None) -> list[UnitInfo]:
     """The storage units with their state, memory and limits."""
-    session = _session.current("list_units")
+    session = _session.current("list_units", timeout)
     return TransferQueueClient().list_units(timeout=_requests.seconds(timeout, session.timeout_s))
 
 
@@ -143,7 +143,7 @@ def kv_put(
         [{'step': 1, 'score': 0.5}]
         >>> tq.close()
     """
-    session = _session.current("kv_put")
+    session = _session.current("kv_put", timeout)
     return _calls.run(session.handle, _requests.kv_put(session, key, partition_id, fields, tag, data_parser, timeout))
 
 
@@ -156,7 +156,7 @@ async def async_kv_put(
     timeout: float | None = None,
 ) -> KVBatchMeta:
     """Async twin of `kv_put`. The values have been copied when the coroutine is first suspended."""
-    session = _session.current("kv_put")
+    session = _session.current("kv_put", timeout)
     call = _requests.kv_put(session, key, partition_id, fields, tag, data_parser, timeout)
     return await _calls.run_async(session.handle, call)
 
@@ -200,7 +200,7 @@ def kv_batch_put(
         tensor([3, 4, 5])
         >>> tq.close()
     """
-    session = _session.current("kv_batch_put")
+    session = _session.current("kv_batch_put", timeout)
     call = _requests.kv_batch_put(session, keys, partition_id, fields, tags, data_parser, timeout)
     return _calls.run(session.handle, call)
 
@@ -214,7 +214,7 @@ async def async_kv_batch_put(
     timeout: float | None = None,
 ) -> KVBatchMeta:
     """Async twin of `kv_batch_put`. The values have been copied when the coroutine is first suspended."""
-    session = _session.current("kv_batch_put")
+    session = _session.current("kv_batch_put", timeout)
     call = _requests.kv_batch_put(session, keys, partition_id, fields, tags, data_parser, timeout)
     return await _calls.run_async(session.handle, call)
 
@@ -226,7 +226,7 @@ def kv_update(
     key: str, partition_id: str, fields: Mapping[str, Any], merge_fn: MergeFn, timeout: float | None = None
 ) -> KVBatchMeta:
     """Store ``merge_fn(stored, new)`` in every given field of one sample; see `kv_batch_update`."""
-    session = _session.current("kv_update")
+    session = _session.current("kv_update", timeout)
     return _calls.run(session.handle, _requests.kv_update(session, key, partition_id, fields, merge_fn, timeout))
 
 
@@ -234,7 +234,7 @@ async def async_kv_update(
     key: str, partition_id: str, fields: Mapping[str, Any], merge_fn: MergeFn, timeout: float | None = None
 ) -> KVBatchMeta:
     """Async twin of `kv_update`."""
-    session = _session.current("kv_update")
+    session = _session.current("kv_update", timeout)
     call = _requests.kv_update(session, key, partition_id, fields, merge_fn, timeout)
     return await _calls.run_async(session.handle, call)
 
@@ -278,7 +278,7 @@ def kv_batch_update(
         (tensor([1, 2, 3]), tensor([6]))
         >>> tq.close()
     """
-    session = _session.current("kv_batch_update")
+    session = _session.current("kv_batch_update", timeout)
     call = _requests.kv_batch_update(session, keys, partition_id, fields, merge_fn, timeout)
     return _calls.run(session.handle, call)
 
@@ -291,7 +291,7 @@ async def async_kv_batch_update(
     timeout: float | None = None,
 ) -> KVBatchMeta:
     """Async twin of `kv_batch_update`."""
-    session = _session.current("kv_batch_update")
+    session = _session.current("kv_batch_update", timeout)
     call = _requests.kv_batch_update(session, keys, partition_id, fields, merge_fn, timeout)
     return await _calls.run_async(session.handle, call)
 
@@ -343,7 +343,7 @@ def kv_batch_get(
         tensor([[0]])
         >>> tq.close()
     """
-    session = _session.current("kv_batch_get")
+    session = _session.current("kv_batch_get", timeout)
     call = _requests.kv_batch_get(session, keys, partition_id, select_fields, strict, layout, copy, timeout)
     return _calls.run(session.handle, call)
 
@@ -358,7 +358,7 @@ async def async_kv_batch_get(
     timeout: float | None = None,
 ) -> TensorDict:
     """Async twin of `kv_batch_get`."""
-    session = _session.current("kv_batch_get")
+    session = _session.current("kv_batch_get", timeout)
     call = _requests.kv_batch_get(session, keys, partition_id, select_fields, strict, layout, copy, timeout)
     return await _calls.run_async(session.handle, call)
 
@@ -376,7 +376,7 @@ def kv_batch_get_by_meta(
     Raises:
         InvalidArgumentError: the meta has no partition, or lacks a selected field (a ValueError).
     """
-    session = _session.current("kv_batch_get_by_meta")
+    session = _session.current("kv_batch_get_by_meta", timeout)
     fields = _requests.by_meta_fields(meta, select_fields)
     call = _requests.kv_batch_get(session, meta.keys, meta.partition_id, fields, strict, layout, copy, timeout)
     return _calls.run(session.handle, call)
@@ -391,7 +391,7 @@ async def async_kv_batch_get_by_meta(
     timeout: float | None = None,
 ) -> TensorDict:
     """Async twin of `kv_batch_get_by_meta`."""
-    session = _session.current("kv_batch_get_by_meta")
+    session = _session.current("kv_batch_get_by_meta", timeout)
     fields = _requests.by_meta_fields(meta, select_fields)
     call = _requests.kv_batch_get(session, meta.keys, meta.partition_id, fields, strict, layout, copy, timeout)
     return await _calls.run_async(session.handle, call)
@@ -427,7 +427,7 @@ def kv_list(
         {'train': {'step 0': {'even': True}, 'step 2': {'even': True}}}
         >>> tq.close()
     """
-    session = _session.current("kv_list")
+    session = _session.current("kv_list", timeout)
     call = _requests.kv_list(session, partition_id, keys, prefix, tags, with_fields, timeout)
     return _calls.run(session.handle, call)
 
@@ -441,7 +441,7 @@ async def async_kv_list(
     timeout: float | None = None,
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """Async twin of `kv_list`."""
-    session = _session.current("kv_list")
+    session = _session.current("kv_list", timeout)
     call = _requests.kv_list(session, partition_id, keys, prefix, tags, with_fields, timeout)
     return await _calls.run_async(session.handle, call)
 
@@ -470,7 +470,7 @@ def kv_clear(
         24
         >>> tq.close()
     """
-    session = _session.current("kv_clear")
+    session = _session.current("kv_clear", timeout)
     _calls.run(session.handle, _requests.kv_clear(session, keys, partition_id, fields, timeout))
 
 
@@ -481,7 +481,7 @@ async def async_kv_clear(
     timeout: float | None = None,
 ) -> None:
     """Async twin of `kv_clear`."""
-    session = _session.current("kv_clear")
+    session = _session.current("kv_clear", timeout)
     await _calls.run_async(session.handle, _requests.kv_clear(session, keys, partition_id, fields, timeout))
 
 
@@ -521,7 +521,7 @@ def kv_wait(
         ['a']
         >>> tq.close()
     """
-    session = _session.current("kv_wait")
+    session = _session.current("kv_wait", timeout)
     return _calls.run(session.handle, _requests.kv_wait(session, partition_id, keys, fields, count, tags, timeout))
 
 
@@ -534,7 +534,7 @@ async def async_kv_wait(
     timeout: float | None = None,
 ) -> KVBatchMeta:
     """Async twin of `kv_wait`."""
-    session = _session.current("kv_wait")
+    session = _session.current("kv_wait", timeout)
     call = _requests.kv_wait(session, partition_id, keys, fields, count, tags, timeout)
     return await _calls.run_async(session.handle, call)
 

@@ -361,3 +361,15 @@ def test_an_address_in_the_environment_is_not_ignored(runtime_dir: Path, monkeyp
     with pytest.raises(NotImplementedError, match="TQ_ADDRESS"):
         tq.init()
     assert not list(runtime_dir.glob("*.json"))
+
+
+def test_the_timeout_of_a_call_covers_the_joining_of_a_session(locked: Path) -> None:
+    """An owner that holds the lock and never publishes its session: calls end near their own deadline, not at 60 s."""
+    import transfer_queue as tq
+
+    for call in (lambda: tq.kv_list(timeout=1.2), lambda: tq.TransferQueueClient().get_partition_list(timeout=1.2)):
+        began = time.monotonic()
+        with pytest.raises(ConnectionError, match=r"did not answer within 1\.2 s"):
+            call()
+        assert 1 < time.monotonic() - began < 10
+    assert not any(locked.parent.glob("*.sock"))
