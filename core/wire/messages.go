@@ -44,6 +44,17 @@ const (
 	OpUnits
 	OpConfig
 	OpStatus
+	OpSnapshot
+	OpRegisterSampler
+	OpSaveCheckpoint
+	OpLoadCheckpoint
+	OpDumpRows
+	OpLoadRows
+	OpMetrics
+	OpJoinUnits
+	OpCreatePartition
+	OpStoreConfig
+	OpStream
 )
 
 // Request is what a client asks. Sequence names a request that changes or grants something (0: none; see Sequence): one that

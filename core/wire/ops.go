@@ -4,7 +4,8 @@ package wire
 var opNames = [...]string{
 	"", "put", "commit", "abort", "get", "release", "clear", "clear_partition", "list", "wait", "watch_open", "watch_next",
 	"watch_close", "meta", "retrieve_meta", "retrieve_keys", "set_tags", "consumption", "reset_consumption", "production",
-	"partitions", "units", "config", "status",
+	"partitions", "units", "config", "status", "snapshot", "register_sampler", "save_checkpoint", "load_checkpoint",
+	"dump_rows", "load_rows", "metrics", "join_units", "create_partition", "store_config", "stream",
 }
 
 // String returns the name of the request, "unknown" for a number that is none.
@@ -20,7 +21,8 @@ var publicNames = map[Op]string{
 	OpCommit: "put", OpAbort: "put", OpWatchOpen: "watch", OpWatchNext: "watch", OpWatchClose: "watch", OpMeta: "get_meta",
 	OpRetrieveMeta: "kv_retrieve_meta", OpRetrieveKeys: "kv_retrieve_keys", OpSetTags: "set_custom_meta",
 	OpConsumption: "get_consumption_status", OpProduction: "get_production_status", OpPartitions: "get_partition_list",
-	OpUnits: "list_units", OpConfig: "init",
+	OpUnits: "list_units", OpConfig: "init", OpDumpRows: "dump_data_by_key", OpLoadRows: "load_data_by_key",
+	OpSnapshot: "get_partition_snapshot", OpJoinUnits: "init", OpStream: "check_stream_drained",
 }
 
 // Public returns the operation as users know it, which is what errors name.
