@@ -98,8 +98,12 @@ type partition struct {
 	consumed map[string]*bitset.Set // by task
 }
 
-// EnsurePartition makes sure that a partition exists.
-func (c *Catalog) EnsurePartition(name string) { c.ensure(name) }
+// EnsurePartition makes sure that a partition exists, and reports whether it was created for that.
+func (c *Catalog) EnsurePartition(name string) (created bool) {
+	before := len(c.order)
+	c.ensure(name)
+	return len(c.order) > before
+}
 
 func (c *Catalog) ensure(name string) *partition {
 	if p := c.partitions[name]; p != nil {

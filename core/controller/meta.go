@@ -204,7 +204,29 @@ func (s *Server) unitInfos() []wire.UnitInfo {
 	return out
 }
 
-func (c *call) config() (any, error) { return &wire.ConfigReply{Config: c.s.opts.Config}, nil }
+func (c *call) config() (any, error) {
+	o := &c.s.opts
+	return &wire.ConfigReply{Config: o.Config, Session: o.Session, PID: o.PID, Host: o.Host}, nil
+}
+
+func (c *call) storeConfig() (any, error) {
+	var r wire.StoreConfigRequest
+	err := c.decode(&r)
+	if err == nil {
+		c.s.blob.Store(&r.Config)
+	}
+	return nil, err
+}
+
+func (c *call) createPartition() (any, error) {
+	var r wire.PartitionRequest
+	if err := c.decode(&r); err != nil {
+		return nil, err
+	}
+	c.s.mu.Lock()
+	defer c.s.mu.Unlock()
+	return &wire.CreatedReply{Created: c.s.mu.cat.EnsurePartition(r.Partition)}, nil
+}
 
 func (c *call) status() (any, error) {
 	s := c.s

@@ -13,6 +13,7 @@ import (
 	"context"
 	"math"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"transferqueue/core/catalog"
@@ -47,9 +48,11 @@ type Options struct {
 	PreAllocate int
 	SampleLimit int64         // samples over all units, 0: none
 	PutWait     time.Duration // how long a put waits for room
-	Config      []byte        // what OpConfig answers
+	Config      []byte        // what OpConfig answers, until OpStoreConfig replaces it
 	Version     string
 	PID         int
+	Session     string // identity
+	Host        string
 }
 
 // Server is the controller of a session.
@@ -73,6 +76,7 @@ type Server struct {
 		byID map[uint64]*client
 	}
 	room roomSignal
+	blob atomic.Pointer[[]byte] // configuration of the session
 }
 
 // New starts a server over units that nobody else uses.
@@ -80,6 +84,7 @@ func New(o Options) *Server {
 	s := &Server{opts: o, units: map[uint32]Unit{}, order: o.Units, started: time.Now()}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.room.init()
+	s.blob.Store(&s.opts.Config)
 	s.mu.cat = catalog.New(catalog.Options{PreAllocate: max(o.PreAllocate, 1), SampleLimitPerUnit: s.sampleLimit()})
 	s.mu.waiters = map[string][]*waiter{}
 	s.mu.watches = map[string][]*watch{}
@@ -172,6 +177,8 @@ var handlers = map[wire.Op]handler{
 	wire.OpUnits:            (*call).listUnits,
 	wire.OpConfig:           (*call).config,
 	wire.OpStatus:           (*call).status,
+	wire.OpCreatePartition:  (*call).createPartition,
+	wire.OpStoreConfig:      (*call).storeConfig,
 }
 
 // Serve implements transport.Handler.

@@ -71,7 +71,9 @@ func samples() []any {
 		&StatusReply{Known: true, Indexes: Ints{1}, Width: 1, Status: []byte{1}},
 		&NamesReply{Names: Strings{"a"}},
 		&UnitsReply{Units: []UnitInfo{unit}},
-		&ConfigReply{Config: []byte{0x80}},
+		&ConfigReply{Config: []byte{0x80}, Session: "00ff", PID: 3, Host: "h"},
+		&StoreConfigRequest{Config: []byte{1}},
+		&CreatedReply{Created: true},
 		&StatusSummary{Version: "1", PID: 3, Started: 1 << 31, Units: []UnitInfo{unit},
 			Partitions: []PartitionSummary{{Name: "a", Samples: 1, Fields: Strings{"f"}, Consumed: Ints{1}}}},
 	}

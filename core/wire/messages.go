@@ -355,6 +355,19 @@ type UnitInfo struct {
 
 // ConfigReply has the configuration of the session as its owner stored it.
 type ConfigReply struct {
+	Config  []byte
+	Session string // identity of the session
+	PID     int    // of its owner
+	Host    string
+}
+
+// CreatedReply tells whether a partition was created or existed.
+type CreatedReply struct {
+	Created bool
+}
+
+// StoreConfigRequest replaces the configuration of the session.
+type StoreConfigRequest struct {
 	Config []byte
 }
 

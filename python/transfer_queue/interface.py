@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from tensordict import TensorDict
 
 from transfer_queue import _calls, _requests, _session, config, sampler
-from transfer_queue.client import TransferQueueClient, UnitInfo
+from transfer_queue.client import TransferQueueClient, UnitInfo, unit_infos
 from transfer_queue.errors import DeadlineExceededError, NotInitializedError, TransferQueueError
 from transfer_queue.merge import NativeMerge
 from transfer_queue.metadata import KVBatchMeta
@@ -59,7 +59,7 @@ def init(conf: Any = None) -> Any:
     sampler.resolve(effective["controller"]["sampler"])
     session = _session.open_session(effective)
     if _TQ_CLIENT is None:
-        _TQ_CLIENT = TransferQueueClient(f"TransferQueueClient_{session.pid}")
+        _TQ_CLIENT = TransferQueueClient(f"TransferQueueClient_{session.pid}", session.info)
     return session.config
 
 
@@ -80,7 +80,8 @@ def get_client() -> TransferQueueClient:
     if _TQ_CLIENT is None:
         if not _session.has_session():
             raise NotInitializedError("this process has no session, call init() first", "get_client")
-        _TQ_CLIENT = TransferQueueClient("TransferQueueClient")
+        session = _session.current("get_client")
+        _TQ_CLIENT = TransferQueueClient(f"TransferQueueClient_{session.pid}", session.info)
     return _TQ_CLIENT
 
 
@@ -96,12 +97,13 @@ def get_metrics_endpoint() -> str | None:
 def list_units(timeout: float | None = None) -> list[UnitInfo]:
     """The storage units with their state, memory and limits."""
     session = _session.current("list_units", timeout)
-    return TransferQueueClient().list_units(timeout=_requests.seconds(timeout, session.timeout_s))
+    return unit_infos(_calls.run(session.handle, _requests.units(session, timeout)))
 
 
 async def async_list_units(timeout: float | None = None) -> list[UnitInfo]:
     """Async twin of `list_units`."""
-    return await TransferQueueClient().async_list_units(timeout=timeout)
+    session = _session.current("list_units", timeout)
+    return unit_infos(await _calls.run_async(session.handle, _requests.units(session, timeout)))
 
 
 # ---- put ------------------------------------------------------------------------------------------------------------
