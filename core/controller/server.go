@@ -173,6 +173,7 @@ var handlers = map[wire.Op]handler{
 	wire.OpConsumption:      (*call).consumption,
 	wire.OpResetConsumption: (*call).resetConsumption,
 	wire.OpProduction:       (*call).production,
+	wire.OpProgress:         (*call).progress,
 	wire.OpPartitions:       (*call).partitions,
 	wire.OpUnits:            (*call).listUnits,
 	wire.OpConfig:           (*call).config,

@@ -69,6 +69,7 @@ func samples() []any {
 		&TaskRequest{Partition: text, Task: "t"},
 		&ProductionRequest{Partition: text, Fields: Strings{"a"}},
 		&StatusReply{Known: true, Indexes: Ints{1}, Width: 1, Status: []byte{1}},
+		&ProgressReply{Known: true, Samples: 2, Consumed: 1},
 		&NamesReply{Names: Strings{"a"}},
 		&UnitsReply{Units: []UnitInfo{unit}},
 		&ConfigReply{Config: []byte{0x80}, Session: "00ff", PID: 3, Host: "h"},

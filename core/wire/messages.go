@@ -55,6 +55,7 @@ const (
 	OpCreatePartition
 	OpStoreConfig
 	OpStream
+	OpProgress
 )
 
 // Request is what a client asks. Sequence names a request that changes or grants something (0: none; see Sequence): one that
@@ -325,6 +326,13 @@ type StatusReply struct {
 	Indexes Ints
 	Width   int
 	Status  []byte
+}
+
+// ProgressReply counts the samples of a partition, and those of them that a task has consumed.
+type ProgressReply struct {
+	Known    bool
+	Samples  int
+	Consumed int
 }
 
 // NamesReply lists names.

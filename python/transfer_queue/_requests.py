@@ -723,6 +723,17 @@ def status(
     return Call(op, encode(body), read, timeout=seconds(timeout, session.timeout_s))
 
 
+def progress(session: Session, partition_id: Any, task_name: Any, timeout: float | None) -> Call[tuple[int, int] | None]:
+    """How many samples a partition has and how many of them a task has consumed; None for an unknown partition."""
+
+    def read(reply: Reply) -> tuple[int, int] | None:
+        known, samples, consumed = decode(reply.body)
+        return (samples, consumed) if known else None
+
+    body = encode([_name("partition_id", partition_id), _name("task_name", task_name)])
+    return Call(Op.PROGRESS, body, read, timeout=seconds(timeout, session.timeout_s))
+
+
 def reset_consumption(session: Session, partition_id: Any, task_name: Any, timeout: float | None) -> Call[None]:
     body = encode([_name("partition_id", partition_id), task_name or ""])
     return Call(Op.RESET_CONSUMPTION, body, no_result, timeout=seconds(timeout, session.timeout_s))

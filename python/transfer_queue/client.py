@@ -247,8 +247,8 @@ class AsyncTransferQueueClient:
         self, task_name: str, partition_id: str, timeout: float | None = None
     ) -> bool:
         """Whether the task has consumed every sample; False for an unknown or empty partition."""
-        _, consumed = await self.async_get_consumption_status(task_name, partition_id, timeout)
-        return consumed is not None and consumed.numel() > 0 and bool(consumed.all())
+        known = await self._await(_requests.progress(self._session(timeout), partition_id, task_name, timeout))
+        return known is not None and known[0] > 0 and known[0] == known[1]
 
     async def async_check_production_status(
         self, data_fields: list[str], partition_id: str, timeout: float | None = None

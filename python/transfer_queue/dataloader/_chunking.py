@@ -1,0 +1,102 @@
+"""Batches cut into micro-batches, data and metadata at the same rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict, is_tensor_collection
+from torch import Tensor
+
+from transfer_queue.errors import InvalidArgumentError, WrongTypeError
+from transfer_queue.metadata import BatchMeta
+
+__all__ = ["chunk_batch_fn"]
+
+
+def chunk_batch_fn(td: TensorDict, batch_meta: BatchMeta, micro_batch_size: int = 1) -> list[tuple[TensorDict, BatchMeta]]:
+    """Cut a batch into pieces of ``micro_batch_size`` rows, the last of which may be smaller.
+
+    Nested columns stay nested and keep their layout. Pieces view the memory of the batch.
+
+    Args:
+        td: the data, one row per sample.
+        batch_meta: its metadata.
+        micro_batch_size: rows of a piece, 1 to the size of the batch.
+
+    Raises:
+        TypeError: ``td`` is no TensorDict.
+        ValueError: the size makes no sense, or data and metadata differ in length.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from transfer_queue import BatchMeta
+        >>> from transfer_queue.dataloader import chunk_batch_fn
+        >>> data = TensorDict({"x": torch.arange(7)}, batch_size=[7])
+        >>> meta = BatchMeta(global_indexes=list(range(7)), partition_ids=["p"] * 7)
+        >>> [(piece["x"].tolist(), part.global_indexes) for piece, part in chunk_batch_fn(data, meta, 3)]
+        [([0, 1, 2], [0, 1, 2]), ([3, 4, 5], [3, 4, 5]), ([6], [6])]
+    """
+    if not is_tensor_collection(td):
+        raise WrongTypeError(f"td: got {type(td).__name__}, want a TensorDict", "chunk_batch_fn")
+    if isinstance(micro_batch_size, bool) or not isinstance(micro_batch_size, int) or micro_batch_size < 1:
+        raise InvalidArgumentError(f"micro_batch_size {micro_batch_size!r}: want at least 1", "chunk_batch_fn")
+    if not td.batch_size:
+        raise InvalidArgumentError("td: it has no batch dimension", "chunk_batch_fn")
+    rows = td.batch_size[0]
+    if micro_batch_size > rows:
+        raise InvalidArgumentError(f"micro_batch_size {micro_batch_size}: the batch has {rows} rows", "chunk_batch_fn")
+    if batch_meta.size != rows:
+        raise InvalidArgumentError(f"batch_meta: {batch_meta.size} samples for {rows} rows of data", "chunk_batch_fn")
+    cuts = [slice(first, min(first + micro_batch_size, rows)) for first in range(0, rows, micro_batch_size)]
+    return list(zip(_cut(td, cuts), [batch_meta[cut] for cut in cuts], strict=True))
+
+
+def _cut(td: Any, cuts: list[slice]) -> list[Any]:
+    """The rows of a TensorDict, cut by cut."""
+    plain = td.exclude(*(name for name, column in td.items() if _is_nested(column) or _is_table(column)))
+    pieces = [plain[cut] for cut in cuts]
+    offsets: dict[tuple[int, int], Tensor] = {}
+    for name, column in td.items():
+        if _is_table(column):
+            parts = _cut(column, cuts)
+        elif not _is_nested(column):
+            continue
+        elif column.layout == torch.jagged and column.lengths() is None:
+            parts = [_jagged_rows(column, cut, offsets) for cut in cuts]
+        else:
+            rows = column.unbind()
+            parts = [torch.nested.as_nested_tensor(list(rows[cut]), layout=column.layout) for cut in cuts]
+        for piece, part in zip(pieces, parts, strict=True):
+            piece[name] = part
+    return [piece.select(*td.keys()) for piece in pieces] if len(td.keys()) > 1 else pieces
+
+
+def _is_nested(column: Any) -> bool:
+    return isinstance(column, Tensor) and column.is_nested
+
+
+def _is_table(column: Any) -> bool:
+    return isinstance(column, TensorDict)
+
+
+def _jagged_rows(column: Tensor, cut: slice, known: dict[tuple[int, int], Tensor]) -> Tensor:
+    """Rows of a jagged column, as a view where the ragged dimension is the first.
+
+    Columns that share their offsets share them in the pieces too, without which torch refuses to combine them.
+    """
+    offsets, ragged = column.offsets(), column._ragged_idx  # type: ignore[attr-defined]
+    first, last = int(offsets[cut.start]), int(offsets[cut.stop])
+    own = known.get((id(offsets), cut.start))
+    if own is None:
+        own = known[id(offsets), cut.start] = offsets[cut.start : cut.stop + 1] - first
+    values = column.values().narrow(ragged - 1, first, last - first).contiguous()
+    lengths = own.diff()
+    return torch.nested.nested_tensor_from_jagged(
+        values,
+        own,
+        jagged_dim=ragged,
+        min_seqlen=int(lengths.min()),
+        max_seqlen=int(lengths.max()),
+    )
