@@ -16,6 +16,8 @@ __all__ = [
     "KVBatchMeta",
     "SequentialSampler",
     "StorageKeyNotFoundError",
+    "StreamingDataLoader",
+    "StreamingDataset",
     "TransferQueueClient",
     "TransferQueueError",
     "UnitInfo",
@@ -57,6 +59,7 @@ __version__ = _version()
 if TYPE_CHECKING or sys.argv[:1] != ["-m"]:
     from transfer_queue import errors, merge
     from transfer_queue.client import AsyncTransferQueueClient, TransferQueueClient, UnitInfo
+    from transfer_queue.dataloader import StreamingDataLoader, StreamingDataset
     from transfer_queue.errors import StorageKeyNotFoundError, TransferQueueError
     from transfer_queue.interface import (
         Change,
@@ -95,7 +98,7 @@ else:
         if name in ("errors", "merge"):
             return importlib.import_module(f"{__name__}.{name}")
         if name in __all__:
-            for home in ("interface", "client", "metadata", "sampler", "errors"):
+            for home in ("interface", "client", "metadata", "sampler", "errors", "dataloader"):
                 module = importlib.import_module(f"{__name__}.{home}")
                 if hasattr(module, name):
                     return getattr(module, name)

@@ -723,7 +723,9 @@ def status(
     return Call(op, encode(body), read, timeout=seconds(timeout, session.timeout_s))
 
 
-def progress(session: Session, partition_id: Any, task_name: Any, timeout: float | None) -> Call[tuple[int, int] | None]:
+def progress(
+    session: Session, partition_id: Any, task_name: Any, timeout: float | None
+) -> Call[tuple[int, int] | None]:
     """How many samples a partition has and how many of them a task has consumed; None for an unknown partition."""
 
     def read(reply: Reply) -> tuple[int, int] | None:

@@ -14,7 +14,9 @@ from transfer_queue.metadata import BatchMeta
 __all__ = ["chunk_batch_fn"]
 
 
-def chunk_batch_fn(td: TensorDict, batch_meta: BatchMeta, micro_batch_size: int = 1) -> list[tuple[TensorDict, BatchMeta]]:
+def chunk_batch_fn(
+    td: TensorDict, batch_meta: BatchMeta, micro_batch_size: int = 1
+) -> list[tuple[TensorDict, BatchMeta]]:
     """Cut a batch into pieces of ``micro_batch_size`` rows, the last of which may be smaller.
 
     Nested columns stay nested and keep their layout. Pieces view the memory of the batch.
