@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tensordict import TensorDict, is_tensor_collection
+from tensordict import TensorDict
+from tensordict.base import TensorDictBase
 from torch import Tensor
 
+from transfer_queue._results import jagged, table
 from transfer_queue.errors import InvalidArgumentError, WrongTypeError
 from transfer_queue.metadata import BatchMeta
 
@@ -40,7 +42,7 @@ def chunk_batch_fn(
         >>> [(piece["x"].tolist(), part.global_indexes) for piece, part in chunk_batch_fn(data, meta, 3)]
         [([0, 1, 2], [0, 1, 2]), ([3, 4, 5], [3, 4, 5]), ([6], [6])]
     """
-    if not is_tensor_collection(td):
+    if not isinstance(td, TensorDictBase):
         raise WrongTypeError(f"td: got {type(td).__name__}, want a TensorDict", "chunk_batch_fn")
     if isinstance(micro_batch_size, bool) or not isinstance(micro_batch_size, int) or micro_batch_size < 1:
         raise InvalidArgumentError(f"micro_batch_size {micro_batch_size!r}: want at least 1", "chunk_batch_fn")
@@ -55,32 +57,29 @@ def chunk_batch_fn(
     return list(zip(_cut(td, cuts), [batch_meta[cut] for cut in cuts], strict=True))
 
 
-def _cut(td: Any, cuts: list[slice]) -> list[Any]:
+def _cut(td: TensorDictBase, cuts: list[slice]) -> list[TensorDict]:
     """The rows of a TensorDict, cut by cut."""
-    plain = td.exclude(*(name for name, column in td.items() if _is_nested(column) or _is_table(column)))
-    pieces = [plain[cut] for cut in cuts]
     offsets: dict[tuple[int, int], Tensor] = {}
-    for name, column in td.items():
-        if _is_table(column):
-            parts = _cut(column, cuts)
-        elif not _is_nested(column):
-            continue
-        elif column.layout == torch.jagged and column.lengths() is None:
-            parts = [_jagged_rows(column, cut, offsets) for cut in cuts]
-        else:
-            rows = column.unbind()
-            parts = [torch.nested.as_nested_tensor(list(rows[cut]), layout=column.layout) for cut in cuts]
-        for piece, part in zip(pieces, parts, strict=True):
-            piece[name] = part
-    return [piece.select(*td.keys()) for piece in pieces] if len(td.keys()) > 1 else pieces
+    columns = {name: _cut_column(column, cuts, offsets) for name, column in td.items()}
+    return [
+        table(
+            {name: parts[k] for name, parts in columns.items()},
+            torch.Size([cut.stop - cut.start, *td.batch_size[1:]]),
+            td.device,
+        )
+        for k, cut in enumerate(cuts)
+    ]
 
 
-def _is_nested(column: Any) -> bool:
-    return isinstance(column, Tensor) and column.is_nested
-
-
-def _is_table(column: Any) -> bool:
-    return isinstance(column, TensorDict)
+def _cut_column(column: Any, cuts: list[slice], offsets: dict[tuple[int, int], Tensor]) -> list[Any]:
+    if isinstance(column, TensorDict):
+        return _cut(column, cuts)
+    if not (isinstance(column, Tensor) and column.is_nested):
+        return [column[cut] for cut in cuts]
+    if column.layout == torch.jagged and column.lengths() is None:  # type: ignore[attr-defined]
+        return [_jagged_rows(column, cut, offsets) for cut in cuts]
+    rows = column.unbind()
+    return [torch.nested.as_nested_tensor(list(rows[cut]), layout=column.layout) for cut in cuts]
 
 
 def _jagged_rows(column: Tensor, cut: slice, known: dict[tuple[int, int], Tensor]) -> Tensor:
@@ -95,10 +94,4 @@ def _jagged_rows(column: Tensor, cut: slice, known: dict[tuple[int, int], Tensor
         own = known[id(offsets), cut.start] = offsets[cut.start : cut.stop + 1] - first
     values = column.values().narrow(ragged - 1, first, last - first).contiguous()
     lengths = own.diff()
-    return torch.nested.nested_tensor_from_jagged(
-        values,
-        own,
-        jagged_dim=ragged,
-        min_seqlen=int(lengths.min()),
-        max_seqlen=int(lengths.max()),
-    )
+    return jagged(values, own, ragged, int(lengths.min()), int(lengths.max()))

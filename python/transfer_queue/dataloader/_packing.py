@@ -1,9 +1,9 @@
 """How a worker hands a batch to the main process.
 
-All tensors of a batch travel as one block, and each storage once, however many micro-batches view it: a small block inside
-the message, a large one as a memfd that the main process maps, so that nothing depends on the size of /dev/shm and no
-descriptor stays open for a batch that is kept. Whatever cannot be pickled fails in the worker, where it is reported, and
-not in the thread that feeds the queue, where it would be lost.
+All tensors of a batch travel as one block, and each storage once, however many micro-batches view it: a small block
+inside the message, a large one as a memfd that the main process maps, so that nothing depends on the size of /dev/shm
+and no descriptor stays open for a batch that is kept. Whatever cannot be pickled fails in the worker, where it is
+reported, and not in the thread that feeds the queue, where it would be lost.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Pickler(pickle.Pickler):
 
     def _add(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        first = tensor.storage_offset() * tensor.element_size()
+        first = int(tensor.storage_offset()) * tensor.element_size()
         slot = self._slots.get(storage.data_ptr()) if storage.data_ptr() else None
         if slot is None:
             slot = self._slots[storage.data_ptr()] = len(self.storages)

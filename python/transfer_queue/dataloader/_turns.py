@@ -2,8 +2,8 @@
 
 Batch numbers of a stream are fetched one after the other, whichever worker each belongs to: worker ``w`` of ``W`` has
 the numbers ``first + w``, ``first + w + W`` and so on, and fetches one when the number before it has been fetched. So
-the stream is the same for any number of workers, no number is left out at the end, and only one worker at a time asks the
-controller. What follows a fetch, reading and processing, runs in parallel.
+the stream is the same for any number of workers, no number is left out at the end, and only one worker at a time asks
+the controller. What follows a fetch, reading and processing, runs in parallel.
 
 A run is the life of the numbers of one partition; a new one ends all those before it.
 """

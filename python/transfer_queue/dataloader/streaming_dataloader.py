@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torch.utils.data import DataLoader, get_worker_info
 
 from transfer_queue.dataloader._packing import Packed, pack
-from transfer_queue.dataloader._turns import Run, Turns
+from transfer_queue.dataloader._turns import Turns
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset
 from transfer_queue.errors import WrongTypeError
 from transfer_queue.metadata import BatchMeta
@@ -35,6 +35,7 @@ class _Attach:
     def __call__(self, worker_id: int) -> None:
         worker = get_worker_info()
         assert worker is not None
+        assert isinstance(worker.dataset, StreamingDataset)
         worker.dataset._turns = self._turns
         if self._worker_init_fn is not None:
             self._worker_init_fn(worker_id)
@@ -54,13 +55,13 @@ class _Collate:
 class StreamingDataLoader(DataLoader[Any]):
     """Loads the micro-batches of a `StreamingDataset`, here or in workers.
 
-    Workers share the batches: each batch is fetched by one of them, read and processed there, and comes out in the order of
-    its number. The stream is the same for any number of workers, with all micro-batches of a batch together. An iteration that is
-    left early is taken up by the next one.
+    Workers share the batches: each batch is fetched by one of them, read and processed there, and comes out in the
+    order of its number. The stream is the same for any number of workers, with all micro-batches of a batch together.
+    With workers, an iteration that is left early is taken up by the next one.
 
     What was yielded is kept until ``step``: ``reset`` replays it from memory, then the stream goes on. Both take effect
-    with the next micro-batch, also in an iteration that is in progress; what workers have prefetched of the old partition
-    is dropped. After an error the next iteration tries the batch again that has failed.
+    with the next micro-batch, also in an iteration that is in progress; what workers have prefetched of the old
+    partition is dropped. After an error the next iteration tries the batch again that has failed.
 
     Args:
         dataset: the stream. It is not copied, and its own ``reset`` and ``step`` reach the workers too.

@@ -50,8 +50,8 @@ def default_fetch_batch_fn(
         partition_id: where they are.
         task_name: the consumer.
         sampling_config: arguments of the sampler: ``dp_rank`` and ``task_name``.
-        batch_index: number of the batch in the stream; a sampler that remembers its answers gives all pipeline stages that
-            ask for the same number the same batch.
+        batch_index: number of the batch in the stream; a sampler that remembers its answers gives all pipeline stages
+            that ask for the same number the same batch.
     """
     sampling = {**sampling_config, "batch_index": batch_index, "partition_id": partition_id}
     meta = tq_client.get_meta(
@@ -61,7 +61,7 @@ def default_fetch_batch_fn(
 
 
 class StreamClient(TransferQueueClient):
-    """The client of a stream: a fetch that finds too little waits a moment, and returns an empty batch as in polling mode.
+    """The client of a stream: a fetch that finds too little waits a moment, and then returns an empty batch.
 
     Attributes:
         wait_s: how long a fetch without a timeout waits.
@@ -102,11 +102,11 @@ class StreamClient(TransferQueueClient):
 class StreamingDataset(IterableDataset[Any]):
     """Batches of one partition in the order in which they become ready, cut into micro-batches.
 
-    Iterating yields ``(TensorDict, BatchMeta)`` with ``micro_batch_size`` rows and waits for samples that are not there yet,
-    also for a partition that does not exist yet. Every batch is kept in ``buffer`` until ``step`` is called. Iterating again
-    goes on where it stopped, with the next batch.
+    Iterating yields ``(TensorDict, BatchMeta)`` with ``micro_batch_size`` rows and waits for samples that are not there
+    yet, also for a partition that does not exist yet. Every batch is kept in ``buffer`` until ``step`` is called.
+    Iterating again goes on with the next batch.
 
-    The client is made in the process that iterates, from the address in the configuration; that process needs no ``init``.
+    The client is made in the process that iterates, from the address in the configuration; no ``init`` is needed there.
 
     Args:
         config: configuration of the session as ``init`` returns it.
@@ -116,8 +116,8 @@ class StreamingDataset(IterableDataset[Any]):
         partition_id: the partition to begin with.
         task_name: the consumer.
         dp_rank: rank in the data-parallel group; ranks share the samples of a task.
-        should_check_consumption_status: end when the task has consumed the whole partition. How many samples it will have
-            is known from the beginning when ``TQ_PRE_ALLOC_SAMPLE_NUM`` is their number; otherwise the end is when
+        should_check_consumption_status: end when the task has consumed the whole partition. How many samples it will
+            have is known from the beginning when ``TQ_PRE_ALLOC_SAMPLE_NUM`` is their number; otherwise the end is when
             everything that has been put so far is consumed.
         fetch_batch_fn: gets a batch, see `default_fetch_batch_fn`.
         process_batch_fn: makes pieces of a batch, see `chunk_batch_fn`; may be a generator.
@@ -184,7 +184,7 @@ class StreamingDataset(IterableDataset[Any]):
         self._run = self._alone()
 
     @staticmethod
-    def _check(batch_size: int, micro_batch_size: int, data_fields: list[str], dp_rank: int) -> None:
+    def _check(batch_size: int, micro_batch_size: int, data_fields: Any, dp_rank: int) -> None:
         for name, number, least in (
             ("batch_size", batch_size, 1),
             ("micro_batch_size", micro_batch_size, 1),
