@@ -38,10 +38,14 @@ type Config struct {
 	PutWaitMS   int64  `msgpack:"put_wait_ms"`
 	PreAllocate int    `msgpack:"pre_allocate"`
 	Polling     bool   `msgpack:"polling_mode"`
-	Blob        []byte `msgpack:"config"` // what attaching processes are given
-	TimeoutMS   int64  `msgpack:"timeout_ms"`
-	Version     string `msgpack:"version"`
-	Key         uint64 `msgpack:"key"` // by which the caller may call it off while it waits
+	// Sampler chooses what a fetch hands out; a call of one that Python runs takes SamplerMS at most.
+	Sampler   sampler.Spec `msgpack:"sampler"`
+	SamplerMS int64        `msgpack:"sampler_timeout_ms"`
+
+	Blob      []byte `msgpack:"config"` // what attaching processes are given
+	TimeoutMS int64  `msgpack:"timeout_ms"`
+	Version   string `msgpack:"version"`
+	Key       uint64 `msgpack:"key"` // by which the caller may call it off while it waits
 }
 
 // Info tells how a session was opened.
@@ -200,8 +204,13 @@ func own(cfg *Config, p paths, lock *os.File) (_ *Session, err error) {
 		}
 		s.units, units = append(s.units, u), append(units, u)
 	}
+	samplerTime := time.Duration(cfg.SamplerMS) * time.Millisecond
+	picks, err := sampler.Make(cfg.Sampler, s.Jobs, samplerTime)
+	if err != nil {
+		return nil, err
+	}
 	s.server = controller.New(controller.Options{
-		Units: units, Sampler: sampler.Sequential{}, Polling: cfg.Polling, PreAllocate: cfg.PreAllocate,
+		Units: units, Sampler: picks, Python: s.Jobs, SamplerTime: samplerTime, Polling: cfg.Polling, PreAllocate: cfg.PreAllocate,
 		SampleLimit: cfg.SampleLimit, PutWait: time.Duration(cfg.PutWaitMS) * time.Millisecond, Config: cfg.Blob,
 		Version: cfg.Version, PID: os.Getpid(),
 	})
