@@ -59,8 +59,12 @@ func (c *Catalog) Deliver(r FetchRequest, name string, offer *Offer, pick Pick, 
 	return c.hand(p, &r, view, pick), nil
 }
 
-// Enough reports whether as many samples are ready as a fetch wants. Read-only.
+// Enough reports whether as many samples are ready as a fetch wants, or whether all are that ever will be. Read-only.
 func (c *Catalog) Enough(r FetchRequest) bool {
 	p := c.partitions[r.Partition]
-	return p != nil && c.ready(p, r.Fields, r.Task).query.Count(r.N) >= r.N
+	if p == nil {
+		return false
+	}
+	view := c.ready(p, r.Fields, r.Task)
+	return view.query.Count(r.N) >= r.N || view.Final()
 }

@@ -63,6 +63,9 @@ func (c *call) fetchByPython(ctx context.Context, r catalog.FetchRequest, p *sam
 	s := c.s
 	for {
 		got, last, err := s.askPython(ctx, r, p)
+		if got == nil && !s.samples(p) {
+			return c.fetchBySampler(r)
+		}
 		if tqerr.CodeOf(err) == tqerr.Conflict {
 			continue
 		}
@@ -83,9 +86,6 @@ func (c *call) fetchByPython(ctx context.Context, r catalog.FetchRequest, p *sam
 			if err := s.until(ctx, w, r.Partition, waitingForSamples(&r)); err != nil {
 				return nil, err
 			}
-		}
-		if !s.samples(p) {
-			return c.fetchBySampler(r)
 		}
 	}
 }
@@ -108,7 +108,7 @@ func (s *Server) askPython(ctx context.Context, r catalog.FetchRequest, p *sampl
 	last := asked{s.mu.changes, p.Calls()}
 	offer, err := s.mu.cat.Offer(r)
 	s.mu.RUnlock()
-	if err != nil || offer == nil || len(offer.Ready) < r.N && last.calls == 0 {
+	if err != nil || offer == nil || len(offer.Ready) < r.N && last.calls == 0 && !offer.Final {
 		return nil, last, err
 	}
 	request := sampler.Request{N: r.N, Partition: r.Partition, Task: r.Task, Sampling: r.Sampling}
@@ -119,6 +119,9 @@ func (s *Server) askPython(ctx context.Context, r catalog.FetchRequest, p *sampl
 	last.calls = p.Calls()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.mu.sampler != sampler.Sampler(p) {
+		return nil, last, nil
+	}
 	got, err := s.mu.cat.Deliver(r, "the sampler "+p.Name(), offer, pick, remembered)
 	return got, last, err
 }

@@ -13,9 +13,13 @@ __all__ = [
     "BaseSampler",
     "BatchMeta",
     "Change",
+    "GRPOGroupNSampler",
     "KVBatchMeta",
+    "RankAwareSampler",
+    "SeqlenBalancedSampler",
     "SequentialSampler",
     "StorageKeyNotFoundError",
+    "StreamingTokenBudgetSampler",
     "TransferQueueClient",
     "TransferQueueError",
     "UnitInfo",
@@ -88,7 +92,14 @@ if TYPE_CHECKING or sys.argv[:1] != ["-m"]:
         list_units,
     )
     from transfer_queue.metadata import BatchMeta, KVBatchMeta
-    from transfer_queue.sampler import BaseSampler, SequentialSampler
+    from transfer_queue.sampler import (
+        BaseSampler,
+        GRPOGroupNSampler,
+        RankAwareSampler,
+        SeqlenBalancedSampler,
+        SequentialSampler,
+        StreamingTokenBudgetSampler,
+    )
 else:
 
     def __getattr__(name: str) -> Any:
