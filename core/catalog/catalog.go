@@ -96,6 +96,9 @@ type partition struct {
 	ordered []*field // by registration
 
 	consumed map[string]*bitset.Set // by task
+
+	births   births // of the active samples, and perhaps of some that are gone
+	complete bool   // a writer has said that nothing more comes
 }
 
 // EnsurePartition makes sure that a partition exists, and reports whether it was created for that.

@@ -123,3 +123,17 @@ func (c *Catalog) Summary() []Summary {
 	}
 	return out
 }
+
+// Stream reports whether the production of a partition was declared complete, and whether the task has consumed all its
+// samples then. Read-only.
+func (c *Catalog) Stream(partition, task string) (completed, drained bool) {
+	p := c.partitions[partition]
+	if p == nil || !p.complete {
+		return false, false
+	}
+	consumed := 0
+	if done := p.consumed[task]; done != nil {
+		consumed = done.Count()
+	}
+	return true, consumed == p.active.Count()
+}

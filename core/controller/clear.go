@@ -33,10 +33,21 @@ func (c *call) clear() (any, error) {
 			cl = s.mu.cat.StartClearKeys(r.Partition, r.Keys)
 		}
 		s.deleteLocked(cl)
+		if r.Fields == nil {
+			s.mu.sampler.Cleared(r.Partition, indexesOf(cl.Samples))
+		}
 		s.mu.cat.FinishClear(cl)
 		s.changed(cl.Partition, cl.Events)
 		return nil, nil
 	}})
+}
+
+func indexesOf(samples []schema.Sample) []int64 {
+	out := make([]int64, len(samples))
+	for i, s := range samples {
+		out[i] = s.Index
+	}
+	return out
 }
 
 // deleteLocked deletes on the units what the catalog has hidden already.
@@ -60,7 +71,7 @@ func (c *call) clearPartition() (any, error) {
 		cl := s.mu.cat.StartClearPartition(r.Partition)
 		s.deleteLocked(cl)
 		s.mu.cat.FinishClear(cl)
-		s.opts.Sampler.ClearPartition(r.Partition)
+		s.mu.sampler.ClearPartition(r.Partition)
 		s.changed(cl.Partition, cl.Events)
 		return nil, nil
 	}})

@@ -49,7 +49,7 @@ func (c *call) newTxn() (*txn, error) {
 		return nil, err
 	}
 	r := t.req
-	w := catalog.Write{Partition: r.Partition, Keys: r.Keys, Insert: r.Insert, Tags: r.Tags, Update: r.Update}
+	w := catalog.Write{Partition: r.Partition, Keys: r.Keys, Insert: r.Insert, Tags: r.Tags, Update: r.Update, Last: r.Last}
 	for i := range r.Columns {
 		w.Columns = append(w.Columns, schema.Column(r.Columns[i]))
 	}

@@ -44,7 +44,9 @@ type Unit interface {
 type Options struct {
 	Units       []Unit
 	Sampler     sampler.Sampler
-	Polling     bool // an unsatisfiable fetch returns nothing at once
+	Python      sampler.Runner // runs samplers that are registered later
+	SamplerTime time.Duration  // limit of a call of such a sampler
+	Polling     bool           // an unsatisfiable fetch returns nothing at once
 	PreAllocate int
 	SampleLimit int64         // samples over all units, 0: none
 	PutWait     time.Duration // how long a put waits for room
@@ -67,6 +69,8 @@ type Server struct {
 	mu struct {
 		sync.RWMutex
 		cat     *catalog.Catalog
+		sampler sampler.Sampler
+		changes uint64 // counts what may make a waiting request go on
 		writes  writeSets
 		waiters map[string][]*waiter
 		watches map[string][]*watch
@@ -86,6 +90,7 @@ func New(o Options) *Server {
 	s.room.init()
 	s.blob.Store(&s.opts.Config)
 	s.mu.cat = catalog.New(catalog.Options{PreAllocate: max(o.PreAllocate, 1), SampleLimitPerUnit: s.sampleLimit()})
+	s.mu.sampler = o.Sampler
 	s.mu.waiters = map[string][]*waiter{}
 	s.mu.watches = map[string][]*watch{}
 	s.clients.byID = map[uint64]*client{}
@@ -180,6 +185,8 @@ var handlers = map[wire.Op]handler{
 	wire.OpStatus:           (*call).status,
 	wire.OpCreatePartition:  (*call).createPartition,
 	wire.OpStoreConfig:      (*call).storeConfig,
+	wire.OpRegisterSampler:  (*call).registerSampler,
+	wire.OpStream:           (*call).stream,
 }
 
 // Serve implements transport.Handler.

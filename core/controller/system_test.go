@@ -79,7 +79,7 @@ func start(t *testing.T, o setup) *system {
 		o.sampler = sampler.Sequential{}
 	}
 	s.server = controller.New(controller.Options{
-		Units: units, Sampler: o.sampler, Polling: o.polling, SampleLimit: o.samples, PutWait: o.putWait,
+		Units: units, Sampler: o.sampler, Python: s.jobs, SamplerTime: time.Minute, Polling: o.polling, SampleLimit: o.samples, PutWait: o.putWait,
 	})
 	s.net = memnet.New(1, s.server)
 	return s

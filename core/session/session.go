@@ -43,6 +43,10 @@ type Config struct {
 	Version     string `msgpack:"version"`
 	Key         uint64 `msgpack:"key"` // by which the caller may call it off while it waits
 
+	// Sampler chooses what a fetch hands out; a call of one that Python runs takes SamplerMS at most.
+	Sampler   sampler.Spec `msgpack:"sampler"`
+	SamplerMS int64        `msgpack:"sampler_timeout_ms"`
+
 	// Unpublished makes an owner that has neither lock nor rendezvous file: others attach by its socket and secret.
 	Unpublished bool   `msgpack:"unpublished"`
 	Socket      string `msgpack:"socket"` // with "attach": of the session to join, instead of the one in Dir
@@ -226,8 +230,13 @@ func own(cfg *Config, p paths, lock *os.File) (_ *Session, err error) {
 		s.units, units = append(s.units, u), append(units, u)
 	}
 	session := hex.EncodeToString(id[:])
+	samplerTime := time.Duration(cfg.SamplerMS) * time.Millisecond
+	picks, err := sampler.Make(cfg.Sampler, s.Jobs, samplerTime)
+	if err != nil {
+		return nil, err
+	}
 	s.server = controller.New(controller.Options{
-		Units: units, Sampler: sampler.Sequential{}, Polling: cfg.Polling, PreAllocate: cfg.PreAllocate,
+		Units: units, Sampler: picks, Python: s.Jobs, SamplerTime: samplerTime, Polling: cfg.Polling, PreAllocate: cfg.PreAllocate,
 		SampleLimit: cfg.SampleLimit, PutWait: time.Duration(cfg.PutWaitMS) * time.Millisecond, Config: cfg.Blob,
 		Version: cfg.Version, PID: os.Getpid(), Session: session, Host: host,
 	})

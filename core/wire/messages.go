@@ -114,6 +114,7 @@ type PutRequest struct {
 	Merge     string // native merge of an update: "concat", "add", "replace", "max", "min"; "": Callable
 	Callable  []byte // pickled merge function of an update, or data parser of a put
 	Inline    bool   // the payload holds the bytes of all columns, one after another
+	Last      bool   // production of the partition is complete with this write
 }
 
 // PutReply grants memory (Txn != 0) or holds the result.
@@ -287,6 +288,7 @@ type MetaReply struct {
 	Columns     []Column // schema of the fields, in the order of the rows; DType NoDType and Form 0: registered, no schema
 	Status      []byte   // production status per row, 0 or 1
 	Tags        List
+	End         bool // of a fetch: the stream has ended, there are no rows
 }
 
 // IndexesRequest names samples of a partition by index.

@@ -13,11 +13,15 @@ __all__ = [
     "BaseSampler",
     "BatchMeta",
     "Change",
+    "GRPOGroupNSampler",
     "KVBatchMeta",
+    "RankAwareSampler",
+    "SeqlenBalancedSampler",
     "SequentialSampler",
     "StorageKeyNotFoundError",
     "StreamingDataLoader",
     "StreamingDataset",
+    "StreamingTokenBudgetSampler",
     "TransferQueueClient",
     "TransferQueueError",
     "UnitInfo",
@@ -91,7 +95,14 @@ if TYPE_CHECKING or sys.argv[:1] != ["-m"]:
         list_units,
     )
     from transfer_queue.metadata import BatchMeta, KVBatchMeta
-    from transfer_queue.sampler import BaseSampler, SequentialSampler
+    from transfer_queue.sampler import (
+        BaseSampler,
+        GRPOGroupNSampler,
+        RankAwareSampler,
+        SeqlenBalancedSampler,
+        SequentialSampler,
+        StreamingTokenBudgetSampler,
+    )
 else:
 
     def __getattr__(name: str) -> Any:

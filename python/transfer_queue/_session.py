@@ -14,7 +14,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from transfer_queue import _calls, _lib, config
+from transfer_queue import _calls, _lib, config, sampler
 from transfer_queue._jobs import Workers
 from transfer_queue.errors import InvalidArgumentError, InvalidStateError, TransferQueueError, UnimplementedError
 from transfer_queue.utils.zmq_utils import Role, ZMQServerInfo
@@ -169,6 +169,8 @@ def _options(conf: Any, mode: str) -> dict[str, Any]:
         "put_wait_ms": int(1000 * float(30 if storage.get("put_wait_s") is None else storage["put_wait_s"])),
         "pre_allocate": _pre_allocate(),
         "polling_mode": bool(controller.get("polling_mode")),
+        "sampler": sampler.describe(sampler.resolve(controller.get("sampler"))) if mode != "attach" else {},
+        "sampler_timeout_ms": int(1000 * float(controller.get("sampler_timeout_s") or 30)),
         "config": b"",
         "timeout_ms": int(1000 * float(client.get("timeout_s") or 60.0)),
         "version": version(),

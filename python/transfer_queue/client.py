@@ -103,6 +103,7 @@ class AsyncTransferQueueClient:
         task_name: str | None = None,
         sampling_config: dict[str, Any] | None = None,
         timeout: float | None = None,
+        token_budget: float | None = None,
     ) -> BatchMeta:
         """Describe samples: new ones (``insert``), unconsumed ready ones (``fetch``), or all (``force_fetch``).
 
@@ -114,6 +115,8 @@ class AsyncTransferQueueClient:
             task_name: the consumer; a fetch marks what it returns as consumed by this task.
             sampling_config: further arguments of the sampler.
             timeout: seconds that a fetch waits for enough samples, by default ``TQ_CONTROLLER_GET_METADATA_TIMEOUT``.
+            token_budget: the most tokens of a batch of a stream, instead of ``batch_size``; see
+                `StreamingTokenBudgetSampler`.
 
         Raises:
             InvalidArgumentError: an argument makes no sense (a ValueError).
@@ -129,6 +132,7 @@ class AsyncTransferQueueClient:
                 task_name,
                 sampling_config,
                 timeout,
+                token_budget,
             )
         )
 
@@ -139,8 +143,20 @@ class AsyncTransferQueueClient:
         partition_id: str | None = None,
         data_parser: Any = None,
         timeout: float | None = None,
+        custom_meta: list[dict[str, Any]] | None = None,
+        is_last: bool = False,
     ) -> BatchMeta:
         """Write columns of samples: those of ``metadata``, or new ones without keys in ``partition_id``.
+
+        Args:
+            data: the columns.
+            metadata: the samples.
+            partition_id: the partition of new samples.
+            data_parser: see `kv_batch_put`.
+            timeout: seconds.
+            custom_meta: a tag per row, merged onto those of the samples with the same write.
+            is_last: with this write the production of the partition is complete; see `StreamingTokenBudgetSampler`. It
+                is open again when samples are made after the last one was cleared.
 
         Returns:
             ``metadata`` itself with the new fields, all ready; or new metadata.
@@ -150,7 +166,16 @@ class AsyncTransferQueueClient:
             SchemaMismatchError: other samples hold a column with another dtype (a ValueError). Nothing was written.
         """
         return await self._await(
-            _requests.put(self._session(timeout), data, metadata, partition_id, data_parser, timeout)
+            _requests.put(
+                self._session(timeout),
+                data,
+                metadata,
+                partition_id,
+                data_parser,
+                timeout,
+                custom_meta,
+                is_last,
+            )
         )
 
     async def async_update(
@@ -257,6 +282,15 @@ class AsyncTransferQueueClient:
         _, produced = await self.async_get_production_status(data_fields, partition_id, timeout)
         return produced is not None and bool(produced.all())
 
+    async def async_check_production_completed(self, partition_id: str, timeout: float | None = None) -> bool:
+        """Whether a ``put(..., is_last=True)`` has declared the production of a partition complete."""
+        return (await self._await(_requests.stream(self._session(timeout), partition_id, None, timeout)))[0]
+
+    async def async_check_stream_drained(self, task_name: str, partition_id: str, timeout: float | None = None) -> bool:
+        """Whether production is complete and the task has consumed every sample; False for an unknown partition."""
+        session = self._session(timeout)
+        return (await self._await(_requests.stream(session, partition_id, task_name, timeout)))[1]
+
     async def async_reset_consumption(
         self, partition_id: str, task_name: str | None = None, timeout: float | None = None
     ) -> bool:
@@ -358,10 +392,13 @@ class TransferQueueClient(AsyncTransferQueueClient):
         task_name: str | None = None,
         sampling_config: dict[str, Any] | None = None,
         timeout: float | None = None,
+        token_budget: float | None = None,
     ) -> BatchMeta:
         """See `async_get_meta`."""
         return _finished(
-            self._sync.async_get_meta(data_fields, batch_size, partition_id, mode, task_name, sampling_config, timeout)
+            self._sync.async_get_meta(
+                data_fields, batch_size, partition_id, mode, task_name, sampling_config, timeout, token_budget
+            )
         )
 
     def put(
@@ -371,9 +408,11 @@ class TransferQueueClient(AsyncTransferQueueClient):
         partition_id: str | None = None,
         data_parser: Any = None,
         timeout: float | None = None,
+        custom_meta: list[dict[str, Any]] | None = None,
+        is_last: bool = False,
     ) -> BatchMeta:
         """See `async_put`."""
-        return _finished(self._sync.async_put(data, metadata, partition_id, data_parser, timeout))
+        return _finished(self._sync.async_put(data, metadata, partition_id, data_parser, timeout, custom_meta, is_last))
 
     def update(self, metadata: BatchMeta, values: TensorDict, merge_fn: Any, timeout: float | None = None) -> BatchMeta:
         """See `async_update`."""
@@ -455,6 +494,14 @@ class TransferQueueClient(AsyncTransferQueueClient):
     def check_consumption_status(self, task_name: str, partition_id: str, timeout: float | None = None) -> bool:
         """See `async_check_consumption_status`."""
         return _finished(self._sync.async_check_consumption_status(task_name, partition_id, timeout))
+
+    def check_production_completed(self, partition_id: str, timeout: float | None = None) -> bool:
+        """See `async_check_production_completed`."""
+        return _finished(self._sync.async_check_production_completed(partition_id, timeout))
+
+    def check_stream_drained(self, task_name: str, partition_id: str, timeout: float | None = None) -> bool:
+        """See `async_check_stream_drained`."""
+        return _finished(self._sync.async_check_stream_drained(task_name, partition_id, timeout))
 
     def check_production_status(self, data_fields: list[str], partition_id: str, timeout: float | None = None) -> bool:
         """See `async_check_production_status`."""

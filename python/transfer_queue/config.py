@@ -256,6 +256,7 @@ _KNOWN: dict[str, _Check] = {
     "client.timeout_s": _number("a number above 0", lambda seconds: seconds > 0),
     "client.layout": _choice("jagged", "dense"),
     "controller.polling_mode": _flag,
+    "controller.sampler_timeout_s": _number("a number above 0", lambda seconds: seconds > 0),
     "metrics.enabled": _flag,
     "metrics.port": _port,
     "backend.storage_backend": _name,

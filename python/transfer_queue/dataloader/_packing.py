@@ -122,7 +122,7 @@ def pack(value: Any) -> Packed:
 def _inline(parts: list[tuple[int, Tensor]], size: int) -> bytearray:
     block = bytearray(size)
     for at, part in parts:
-        block[at : at + len(part)] = memoryview(part.numpy())
+        block[at : at + len(part)] = part.numpy().data
     return block
 
 
@@ -131,7 +131,7 @@ def _memfd(parts: list[tuple[int, Tensor]], size: int) -> Any:
     try:
         os.ftruncate(fd, size)
         for at, part in parts:
-            left = memoryview(part.numpy())
+            left = part.numpy().data
             while left:
                 written = os.pwrite(fd, left[:_MAX_WRITE], at)
                 left, at = left[written:], at + written

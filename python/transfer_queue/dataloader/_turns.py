@@ -74,9 +74,9 @@ class Run:
         return False
 
 
-def alone(ended_by: Callable[[], bool]) -> Run:
+def alone(ended_by: Callable[[], bool], consumed: bool = False) -> Run:
     """A run of which no other process knows."""
-    return Run([0, 0, 0, 0], ended_by)
+    return Run([0, 0, 0, int(consumed)], ended_by)
 
 
 class Pause:
@@ -101,8 +101,8 @@ class Turns:
         self._cells = RawArray(ctypes.c_int64, _RUNS * 4)
         self._name = RawArray(ctypes.c_char, _NAME_BYTES)
 
-    def begin(self, partition_id: str, first: int) -> Run:
-        """Begin a run in the main process.
+    def begin(self, partition_id: str, first: int, consumed: bool) -> Run:
+        """Begin a run in the main process; ``consumed`` is what an earlier run of the partition has seen.
 
         Raises:
             InvalidArgumentError: the name of the partition is too long.
@@ -112,7 +112,7 @@ class Turns:
             raise InvalidArgumentError(f"partition_id: {len(name)} bytes, limit {_NAME_BYTES - 1}")
         generation = self._generation[0] + 1
         at = generation % _RUNS * 4
-        self._cells[at : at + 4] = [first, first, 0, 0]
+        self._cells[at : at + 4] = [first, first, 0, int(consumed)]
         self._name.value = name
         self._generation[0] = generation
         return self._run(generation)

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torch.utils.data import DataLoader, get_worker_info
 
 from transfer_queue.dataloader._packing import Packed, pack
-from transfer_queue.dataloader._turns import Turns
+from transfer_queue.dataloader._turns import Run, Turns
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset
 from transfer_queue.errors import WrongTypeError
 from transfer_queue.metadata import BatchMeta
@@ -125,6 +125,7 @@ class StreamingDataLoader(DataLoader[Any]):
         self._position = (0, 0)  # of the next micro-batch in what is loaded
         self._numbers = dataset.batch_index  # the first that is not loaded
         self._running: Iterator[Any] | None = None
+        self._run: Run | None = None
         self._seen = (dataset._steps, dataset._resets)
         super().__init__(
             dataset,
@@ -183,7 +184,7 @@ class StreamingDataLoader(DataLoader[Any]):
         (steps, resets), self._seen = self._seen, (stream._steps, stream._resets)
         if steps != stream._steps:
             self._retire(broken=False)
-            self._loaded, self._numbers = [], 0
+            self._loaded, self._numbers, self._run = [], 0, None
         if (steps, resets) != self._seen:
             self._position = (0, 0)
 
@@ -191,7 +192,8 @@ class StreamingDataLoader(DataLoader[Any]):
         """Take the next batch from the workers; returns whether there is one."""
         try:
             if self._running is None:
-                turns.begin(self._stream.partition_id, self._numbers)
+                consumed = self._run is not None and self._run.consumed
+                self._run = turns.begin(self._stream.partition_id, self._numbers, consumed)
                 self._running = super().__iter__()
             pieces, number = next(self._running)
         except StopIteration:

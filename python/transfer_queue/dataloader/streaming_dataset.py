@@ -66,9 +66,11 @@ class StreamClient(TransferQueueClient):
     Attributes:
         wait_s: how long a fetch without a timeout waits.
         on_fetch: called when samples have been fetched for a task.
+        at_end: whether the sampler has said that nothing else will come.
     """
 
     wait_s = 0.0
+    at_end = False
     on_fetch: Callable[[str | None], None] | None = None
 
     def get_meta(
@@ -80,16 +82,21 @@ class StreamClient(TransferQueueClient):
         task_name: str | None = None,
         sampling_config: dict[str, Any] | None = None,
         timeout: float | None = None,
+        token_budget: float | None = None,
     ) -> BatchMeta:
         """See `AsyncTransferQueueClient.async_get_meta`."""
-        if mode != "fetch":
-            return super().get_meta(data_fields, batch_size, partition_id, mode, task_name, sampling_config, timeout)
-        wait = self.wait_s if timeout is None else timeout
+        fetch = mode == "fetch"
+        wait = self.wait_s if fetch and timeout is None else timeout
         try:
-            meta = super().get_meta(data_fields, batch_size, partition_id, mode, task_name, sampling_config, wait)
+            meta = super().get_meta(
+                data_fields, batch_size, partition_id, mode, task_name, sampling_config, wait, token_budget
+            )
         except DeadlineExceededError:
-            return BatchMeta.empty()
-        if meta.size and self.on_fetch is not None:
+            if fetch:
+                return BatchMeta.empty()
+            raise
+        self.at_end = bool(meta.extra_info.get("end_of_stream"))
+        if fetch and meta.size and self.on_fetch is not None:
             self.on_fetch(task_name)
         return meta
 
@@ -221,9 +228,9 @@ class StreamingDataset(IterableDataset[Any]):
         self._steps += 1
         self._run = self._alone()
 
-    def _alone(self) -> Run:
+    def _alone(self, consumed: bool = False) -> Run:
         steps = self._steps
-        return alone(lambda: self._steps != steps)
+        return alone(lambda: self._steps != steps, consumed)
 
     # ---- iteration --------------------------------------------------------------------------------------------------
 
@@ -241,6 +248,7 @@ class StreamingDataset(IterableDataset[Any]):
 
     def _pieces(self) -> Iterator[Any]:
         """Micro-batches in the process of the caller, or in a worker of another loader than ours."""
+        self._run = self._alone(self._run.consumed)
         while True:
             steps, resets = self._steps, self._resets
             batch = self._next_batch()
@@ -302,15 +310,18 @@ class StreamingDataset(IterableDataset[Any]):
             batch = self._try(number, run, wait_s)
             if batch is not None:
                 return batch
+            if self._client is not None and self._client.at_end:
+                break
             if self._is_consumed(run):
                 # Another stage may have fetched this number between the two looks, then the sampler remembers it.
                 batch = self._try(number, run, 0.0)
-                if batch is None:
-                    run.end()
-                return batch
+                if batch is not None:
+                    return batch
+                break
             if wait_s:
                 pause.sleep(run, began)
             wait_s = pause.seconds
+        run.end()
         return None
 
     def _try(self, number: int, run: Run, wait_s: float) -> Batch | None:
@@ -325,7 +336,7 @@ class StreamingDataset(IterableDataset[Any]):
                 self._is_consumed(run)
                 run.fetched(number)
 
-        client.wait_s, client.on_fetch = wait_s, pass_on
+        client.wait_s, client.on_fetch, client.at_end = wait_s, pass_on, False
         try:
             batch = self.fetch_batch_fn(
                 client,
