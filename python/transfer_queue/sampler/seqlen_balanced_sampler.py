@@ -81,7 +81,9 @@ def karmarkar_karp(seqlen_list: Sequence[int], k_partitions: int, equal_size: bo
     return [sorted(index for index, _ in part.items) for part in divisions[0].sets]
 
 
-def get_seqlen_balanced_partitions(seqlen_list: Sequence[int], k_partitions: int, equal_size: bool) -> list[list[int]]:
+def get_seqlen_balanced_partitions(
+    seqlen_list: Sequence[int], k_partitions: int, equal_size: bool
+) -> list[list[int]]:
     """`karmarkar_karp` that insists on parts which are not empty.
 
     Raises:
