@@ -723,7 +723,7 @@ def _sampling(config: Any, op: str) -> bytes | None:
     plain = dict(config)
     for name in ("dp_rank", "batch_index"):
         value = plain.get(name)
-        if type(value) is not int and hasattr(value, "__index__"):
+        if value is not None and type(value) is not int and hasattr(value, "__index__"):
             plain[name] = operator.index(value)
     return _tag_encoder.encode(plain)
 

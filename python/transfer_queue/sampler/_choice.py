@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from transfer_queue.errors import InvalidArgumentError, WrongTypeError
@@ -22,10 +21,10 @@ _NATIVE = (
 )
 
 
-def _descendants(cls: type) -> Iterator[type]:
-    for child in cls.__subclasses__():
-        yield child
-        yield from _descendants(child)
+def _descendants(cls: type[BaseSampler]) -> list[type[BaseSampler]]:
+    """All subclasses, parents before their children."""
+    children: list[type[BaseSampler]] = cls.__subclasses__()
+    return children + [grandchild for child in children for grandchild in _descendants(child)]
 
 
 def resolve(given: Any) -> BaseSampler:

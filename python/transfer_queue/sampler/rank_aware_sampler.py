@@ -15,7 +15,7 @@ class RankAwareSampler(BaseSampler):
     So all ranks of one data-parallel group, which ask with the same ``dp_rank`` and ``batch_index``, get the same samples.
     """
 
-    def sample(  # type: ignore[override]
+    def sample(
         self,
         ready_indexes: list[int],
         batch_size: int,

@@ -14,11 +14,12 @@ __all__ = ["StreamingTokenBudgetSampler"]
 class StreamingTokenBudgetSampler(GRPOGroupNSampler):
     """Ready samples in put order, cut into batches whose ``total_lengths`` add up to a token budget at most.
 
-    A request is ``get_meta(..., token_budget=..., sampling_config={"dp_rank": r, "batch_index": i})``. Every pipeline stage of
-    a rank that asks for the same batch gets the same samples; ranks share one stream and get different ones. The weight of
-    a sample is its tag ``total_lengths``, 1 without one. A batch holds as many samples as fit the budget; a sample that is
-    larger than the budget comes alone. A batch is handed out when the next sample would not fit, or when the production of
-    the partition was declared complete by ``put(..., is_last=True)`` and nothing else will become ready.
+    A request is ``get_meta(..., token_budget=..., sampling_config={"dp_rank": r, "batch_index": i})``. Every pipeline
+    stage of a rank that asks for the same batch gets the same samples; ranks share one stream and get different ones.
+    The weight of a sample is its tag ``total_lengths``, 1 without one. A batch holds as many samples as fit the budget;
+    a sample that is larger than the budget comes alone. A batch is handed out when the next sample would not fit, or
+    when the production of the partition was declared complete by ``put(..., is_last=True)`` and nothing else will
+    become ready.
 
     After the last batch a request is answered with an empty batch whose ``extra_info["end_of_stream"]`` is True.
 
