@@ -49,6 +49,12 @@ class _Pickler(pickle.Pickler):
             self._add(obj)
         return number
 
+    def reducer_override(self, obj: Any) -> Any:
+        # Of its own accord torch makes a view that begins at the start of the storage, whatever the offset in it.
+        if type(obj) is Tensor and obj.is_nested and obj.layout == torch.strided:
+            return torch.nested.as_nested_tensor, (list(obj.detach().unbind()),)
+        return NotImplemented
+
     def _add(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         first = int(tensor.storage_offset()) * tensor.element_size()

@@ -18,6 +18,7 @@ from transfer_queue.dataloader._chunking import chunk_batch_fn
 from transfer_queue.dataloader._turns import Pause, Run, Turns, alone
 from transfer_queue.errors import DeadlineExceededError, InvalidArgumentError, WrongTypeError
 from transfer_queue.metadata import BatchMeta
+from transfer_queue.utils.zmq_utils import ZMQServerInfo
 
 __all__ = ["StreamingDataset", "default_fetch_batch_fn"]
 
@@ -364,7 +365,7 @@ class StreamingDataset(IterableDataset[Any]):
         return run.consumed
 
 
-def _address(config: Any) -> Any:
+def _address(config: Any) -> ZMQServerInfo:
     try:
         info = config["controller"]["zmq_info"]
     except (KeyError, TypeError):
@@ -372,4 +373,7 @@ def _address(config: Any) -> Any:
     if info is None:
         text = "config: no controller.zmq_info, want the configuration that init() returned"
         raise InvalidArgumentError(text, "StreamingDataset")
+    if not isinstance(info, ZMQServerInfo):
+        text = f"config: controller.zmq_info is a {type(info).__name__}, want a ZMQServerInfo"
+        raise WrongTypeError(text, "StreamingDataset")
     return info
