@@ -59,7 +59,7 @@ def rows_of(column: Any) -> list[Any]:
     if isinstance(column, torch.Tensor):
         return [row.tolist() for row in column.unbind()]
     if isinstance(column, TensorDict):
-        return [[column[name].unbind()[row].tolist() for name in column] for row in range(column.batch_size[0])]
+        return [[column[name].unbind()[row].tolist() for name in ("deep", "x")] for row in range(column.batch_size[0])]
     return list(column)
 
 
@@ -70,12 +70,12 @@ def test_data_and_metadata_are_cut_at_the_same_rows(size: int, want: list[int]) 
     assert [piece.batch_size[0] for piece, _ in pieces] == [part.size for _, part in pieces] == want
     assert [index for _, part in pieces for index in part.global_indexes] == meta.global_indexes
     assert [tags for _, part in pieces for tags in part.custom_meta] == meta.custom_meta
-    for name in data:
-        assert [row for piece, _ in pieces for row in rows_of(piece[name])] == rows_of(data[name]), name
+    for name, column in data.items():
+        assert [row for piece, _ in pieces for row in rows_of(piece[name])] == rows_of(column), name
         for piece, _ in pieces:
-            if isinstance(data[name], torch.Tensor):
-                assert (piece[name].layout, piece[name].is_nested) == (data[name].layout, data[name].is_nested), name
-                assert piece[name].dtype == data[name].dtype
+            if isinstance(column, torch.Tensor):
+                assert (piece[name].layout, piece[name].is_nested) == (column.layout, column.is_nested), name
+                assert piece[name].dtype == column.dtype
     assert all(list(piece.keys()) == list(data.keys()) for piece, _ in pieces)
 
 
@@ -122,8 +122,8 @@ def test_a_packed_batch_comes_back(limit: int, monkeypatch: pytest.MonkeyPatch) 
     pieces, number = sent((chunk_batch_fn(data, meta, 3), 5))
     assert number == 5
     assert [part.global_indexes for _, part in pieces] == [[10, 11, 12], [13, 14, 15], [16]]
-    for name in data:
-        assert [row for piece, _ in pieces for row in rows_of(piece[name])] == rows_of(data[name]), name
+    for name, column in data.items():
+        assert [row for piece, _ in pieces for row in rows_of(piece[name])] == rows_of(column), name
     for piece, _ in pieces:
         assert piece["jagged"].offsets() is piece["jagged as well"].offsets()
         piece["dense"].zero_()
