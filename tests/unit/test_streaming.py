@@ -60,7 +60,7 @@ def rows_of(column: Any) -> list[Any]:
         return [row.tolist() for row in column.unbind()]
     if isinstance(column, TensorDict):
         return [[column[name].unbind()[row].tolist() for name in ("deep", "x")] for row in range(column.batch_size[0])]
-    return list(column)
+    return list(column.tolist() if isinstance(column, NonTensorStack) else column)
 
 
 @pytest.mark.parametrize(("size", "want"), [(1, [1] * 7), (3, [3, 3, 1]), (4, [4, 3]), (7, [7])])
