@@ -11,7 +11,7 @@ A run is the life of the numbers of one partition; a new one ends all those befo
 from __future__ import annotations
 
 import ctypes
-import multiprocessing
+import os
 import time
 from collections.abc import Callable
 from multiprocessing.sharedctypes import RawArray
@@ -21,7 +21,6 @@ from transfer_queue.errors import InvalidArgumentError
 
 _RUNS = 64  # so many runs later, no worker is still busy with a run
 _NAME_BYTES = 1 << 16
-_PARENT_S = 0.1  # how often a worker that waits looks whether the main process lives
 _FIRST, _NEXT, _ENDED, _CONSUMED = range(4)
 
 
@@ -124,22 +123,14 @@ class Turns:
         self._generation[0] = generation
 
     def current(self) -> tuple[str, Run]:
-        """The partition and its run, in a worker."""
+        """The partition and its run, in a worker, for which it also ends with the main process."""
         return self._name.value.decode(), self._run(self._generation[0])
 
     def _run(self, generation: int) -> Run:
         cells = memoryview(self._cells).cast("B").cast("q")[generation % _RUNS * 4 :][:4]
-        parent = multiprocessing.parent_process()
-        checked = 0.0
+        parent = os.getppid()
 
         def ended() -> bool:
-            nonlocal checked
-            if self._generation[0] != generation:
-                return True
-            now = time.monotonic()
-            if parent is None or now - checked < _PARENT_S:
-                return False
-            checked = now
-            return not parent.is_alive()
+            return self._generation[0] != generation or os.getppid() != parent
 
         return Run(cells, ended)

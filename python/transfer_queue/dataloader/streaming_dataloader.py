@@ -166,6 +166,8 @@ class StreamingDataLoader(DataLoader[Any]):
         return super().__iter__() if self._turns is None else self._micro_batches(self._turns)
 
     def _micro_batches(self, turns: Turns) -> Iterator[Any]:
+        if any(worker.exitcode for worker in getattr(self._running, "_workers", ())):
+            self._retire(broken=True)  # torch has raised it wherever the program was
         while True:
             self._follow()
             batch, piece = self._position
@@ -208,11 +210,13 @@ class StreamingDataLoader(DataLoader[Any]):
 
     def _retire(self, broken: bool) -> None:
         """End what the workers do; broken ones are not used again."""
+        running, self._running = self._running, None
         if self._turns is not None:
             self._turns.end()
-        if broken:
+        if broken or not self.persistent_workers:
             self._iterator = None
-        self._running = None
+            # It would also happen when nobody holds the iterator any more, but the traceback of an error does.
+            getattr(running, "_shutdown_workers", bool)()
 
 
 def _own(piece: Any) -> Any:
