@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ def chunk_batch_fn(
 
 def _cut(td: TensorDictBase, cuts: list[slice]) -> list[TensorDict]:
     """The rows of a TensorDict, cut by cut."""
-    offsets: dict[tuple[int, int], Tensor] = {}
+    offsets: dict[int, tuple[list[int], list[Tensor]]] = {}
     columns = {name: _cut_column(column, cuts, offsets) for name, column in td.items()}
     return [
         table(
@@ -71,27 +72,32 @@ def _cut(td: TensorDictBase, cuts: list[slice]) -> list[TensorDict]:
     ]
 
 
-def _cut_column(column: Any, cuts: list[slice], offsets: dict[tuple[int, int], Tensor]) -> list[Any]:
+def _cut_column(column: Any, cuts: list[slice], offsets: dict[int, tuple[list[int], list[Tensor]]]) -> list[Any]:
     if isinstance(column, TensorDict):
         return _cut(column, cuts)
     if not (isinstance(column, Tensor) and column.is_nested):
         return [column[cut] for cut in cuts]
     if column.layout == torch.jagged and column.lengths() is None:  # type: ignore[attr-defined]
-        return [_jagged_rows(column, cut, offsets) for cut in cuts]
+        return _cut_jagged(column, cuts, offsets)
     rows = column.unbind()
     return [torch.nested.as_nested_tensor(list(rows[cut]), layout=column.layout) for cut in cuts]
 
 
-def _jagged_rows(column: Tensor, cut: slice, known: dict[tuple[int, int], Tensor]) -> Tensor:
-    """Rows of a jagged column, as a view where the ragged dimension is the first.
+def _cut_jagged(column: Tensor, cuts: list[slice], known: dict[int, tuple[list[int], list[Tensor]]]) -> list[Tensor]:
+    """Rows of a jagged column, as views where the ragged dimension is the first.
 
     Columns that share their offsets share them in the pieces too, without which torch refuses to combine them.
     """
-    offsets, ragged = column.offsets(), column._ragged_idx  # type: ignore[attr-defined]
-    first, last = int(offsets[cut.start]), int(offsets[cut.stop])
-    own = known.get((id(offsets), cut.start))
-    if own is None:
-        own = known[id(offsets), cut.start] = offsets[cut.start : cut.stop + 1] - first
-    values = column.values().narrow(ragged - 1, first, last - first).contiguous()
-    lengths = own.diff()
-    return jagged(values, own, ragged, int(lengths.min()), int(lengths.max()))
+    offsets, values = column.offsets(), column.values()  # type: ignore[attr-defined]
+    dim: int = column._ragged_idx - 1  # type: ignore[attr-defined]
+    if id(offsets) not in known:
+        bounds = offsets.tolist()
+        known[id(offsets)] = bounds, [offsets[cut.start : cut.stop + 1] - bounds[cut.start] for cut in cuts]
+    bounds, pieces = known[id(offsets)]
+    parts = []
+    for cut, own in zip(cuts, pieces, strict=True):
+        first, last = bounds[cut.start], bounds[cut.stop]
+        lengths = [high - low for low, high in pairwise(bounds[cut.start : cut.stop + 1])]
+        part = values.narrow(dim, first, last - first).contiguous()
+        parts.append(jagged(part, own, dim + 1, min(lengths), max(lengths)))
+    return parts
