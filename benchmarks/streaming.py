@@ -2,9 +2,9 @@
 
     .out/venv/bin/python benchmarks/streaming.py --out streaming.json
 
-Samples are ``x: int64[32]`` (256 bytes), fetched in batches of 1024. One session is embedded in this process; the workers
-of the loader are forked. An epoch begins with the iterator, so the start of the workers is part of it, and ends with the
-end of the stream. The consumer reads the sum of every micro-batch.
+Samples are ``x: int64[32]`` (256 bytes), fetched in batches of 1000. One session is embedded in this process; the
+workers of the loader are forked. An epoch begins with the iterator, so the start of the workers is part of it, and ends
+with the end of the stream. The consumer sums up every micro-batch.
 """
 
 from __future__ import annotations
