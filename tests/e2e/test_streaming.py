@@ -335,6 +335,42 @@ def test_what_a_user_does_to_a_piece_is_not_replayed(tq: Any, stream: Any) -> No
         assert (meta.extra_info, meta.custom_meta) == ({}, [{}, {}])
 
 
+def test_the_dataset_in_another_process_that_never_called_init(tq: Any, stream: Any, nursery: Nursery) -> None:
+    def trainer(line: Any, dataset: Any, workers: int) -> list[int]:
+        import transfer_queue as tq
+
+        loader = tq.StreamingDataLoader(dataset, num_workers=workers)
+        return [int(row[0]) for data, _ in loader for row in data["x"].unbind()]
+
+    want = produce(tq, 8)
+    for workers in (0, 2):
+        assert nursery.start(trainer, stream(task_name=str(workers)), workers).result() == want
+
+
+def test_a_loader_of_torch_yields_every_sample_once(tq: Any, stream: Any) -> None:
+    want = produce(tq, 12)
+    loader = torch.utils.data.DataLoader(
+        stream(micro_batch_size=1), batch_size=None, num_workers=2, collate_fn=lambda piece: piece
+    )
+    assert sorted(flat(loader)) == want
+
+
+def test_nothing_is_lost_where_a_fetch_ends_without_data(tq: Any, stream: Any) -> None:
+    """Samples trickle in while fetches wait, run out of time, and wait again."""
+
+    def trickle() -> None:
+        for number in range(0, 400, 2):
+            produce(tq, 2, start=number)
+            time.sleep(0.001 * (number % 7))
+
+    producer = threading.Thread(target=trickle)
+    running = iter(stream(should_check_consumption_status=False))
+    producer.start()
+    seen = flat(next(running) for _ in range(200))
+    producer.join()
+    assert seen == list(range(400))
+
+
 def test_spawned_workers(tq: Any, stream: Any) -> None:
     first, second = produce(tq, 6), produce(tq, 4, "q", start=50)
     loader = StreamingDataLoader(stream(), num_workers=1, multiprocessing_context="spawn", persistent_workers=True)

@@ -230,8 +230,8 @@ class StreamingDataset(IterableDataset[Any]):
         self._run = self._alone()
 
     def _alone(self, consumed: bool = False) -> Run:
-        steps = self._steps
-        return alone(lambda: self._steps != steps, consumed)
+        steps, parent = self._steps, os.getppid() if get_worker_info() else None
+        return alone(lambda: self._steps != steps or (parent is not None and os.getppid() != parent), consumed)
 
     # ---- iteration --------------------------------------------------------------------------------------------------
 
