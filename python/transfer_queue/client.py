@@ -261,9 +261,7 @@ class AsyncTransferQueueClient:
         """Whether a ``put(..., is_last=True)`` has declared the production of a partition complete."""
         return (await self._await(_requests.stream(_session.current(timeout=timeout), partition_id, None, timeout)))[0]
 
-    async def async_check_stream_drained(
-        self, task_name: str, partition_id: str, timeout: float | None = None
-    ) -> bool:
+    async def async_check_stream_drained(self, task_name: str, partition_id: str, timeout: float | None = None) -> bool:
         """Whether production is complete and the task has consumed every sample; False for an unknown partition."""
         session = _session.current(timeout=timeout)
         return (await self._await(_requests.stream(session, partition_id, task_name, timeout)))[1]
@@ -380,9 +378,7 @@ class TransferQueueClient(AsyncTransferQueueClient):
         is_last: bool = False,
     ) -> BatchMeta:
         """See `async_put`."""
-        return _finished(
-            _waiting.async_put(data, metadata, partition_id, data_parser, timeout, custom_meta, is_last)
-        )
+        return _finished(_waiting.async_put(data, metadata, partition_id, data_parser, timeout, custom_meta, is_last))
 
     def update(self, metadata: BatchMeta, values: TensorDict, merge_fn: Any, timeout: float | None = None) -> BatchMeta:
         """See `async_update`."""
