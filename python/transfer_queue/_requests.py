@@ -287,9 +287,12 @@ os.register_at_fork(after_in_child=_after_fork)
 _installed = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
-def shipped(function: Any, what: str, op: str) -> bytes:
-    """The callable as bytes that any process can load, also when its module is only on the caller's path."""
-    module = _own_module(function)
+def shipped(function: Any, what: str, op: str, of: Any = None) -> bytes:
+    """The callable as bytes that any process can load, also when its module is only on the caller's path.
+
+    ``of`` is the part whose module counts, when it is not the whole.
+    """
+    module = _own_module(function if of is None else of)
     try:
         if module is None:
             packed: bytes = cloudpickle.dumps(function)
@@ -729,8 +732,10 @@ def _sampling(config: Any, op: str) -> bytes | None:
 
 
 def decode_sampling(raw: bytes | None) -> dict[str, Any]:
-    """The arguments of the sampler as they were given."""
+    """The arguments of the sampler; tuples come as lists, but for the batch number, which must stay hashable."""
     decoded: dict[str, Any] = _tag_decoder.decode(raw) if raw else {}
+    if isinstance(decoded.get("batch_index"), list):
+        decoded["batch_index"] = tuple(decoded["batch_index"])
     return decoded
 
 
