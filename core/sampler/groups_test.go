@@ -5,6 +5,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"transferqueue/core/catalog"
 	"transferqueue/core/sampler"
 )
 
@@ -105,5 +106,23 @@ func TestMake(t *testing.T) {
 	} {
 		_, err := sampler.Make(spec, nil, 0)
 		require.ErrorContains(t, err, text)
+	}
+}
+
+// BenchmarkFetch1024OfMillionByGroups is a whole fetch of the table: groups of 8 among a million ready samples.
+func BenchmarkFetch1024OfMillionByGroups(b *testing.B) {
+	c := catalog.New(catalog.Options{})
+	c.AddUnit(0, "h")
+	for range 1000 {
+		_, err := c.Apply(&catalog.Write{Partition: "p", Insert: 1000, Columns: columns(1000)}, make([]uint32, 1000))
+		require.NoError(b, err)
+	}
+	picks := sampler.NewGroups(8)
+	for b.Loop() {
+		d, err := c.Fetch(catalog.FetchRequest{Partition: "p", Fields: []string{"x"}, N: 1024, Task: "t"}, picks)
+		require.NoError(b, err)
+		if d == nil {
+			c.ResetConsumption("p", "t")
+		}
 	}
 }

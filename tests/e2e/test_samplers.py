@@ -1,10 +1,11 @@
-"""Samplers in a session: whole groups, shares, streams, samplers of users, and replacing one at run time (contract F15)."""
+"""Samplers in a session: groups, shares, streams, samplers of users, replacing one at run time (contract F12, F15)."""
 
 from __future__ import annotations
 
 import pickle
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -106,13 +107,11 @@ class TestShares:
         lengths = torch.randint(1, 9, (36,)).tolist()
         tq.kv_batch_put([str(i) for i in range(36)], "p", _rows(36), [{"total_lengths": n} for n in lengths])
 
-        class Weights:
-            custom_meta = {i: {"total_lengths": n} for i, n in enumerate(lengths)}
-
+        weights = SimpleNamespace(custom_meta={i: {"total_lengths": n} for i, n in enumerate(lengths)})
         own = SeqlenBalancedSampler(2, 3)
         left = list(range(36))
         for rank, batch in [(2, 0), (0, 2), (1, 0), (0, 0), (0, 1), (2, 2), (1, 1), (1, 2), (2, 1)]:
-            want = own(left, 4, **_where(rank, batch), partition=Weights)[0]
+            want = own(left, 4, **_where(rank, batch), partition=weights)[0]
             assert _fetch(tq, 4, _where(rank, batch)).global_indexes == want
             left = [index for index in left if index not in want]
         assert not left

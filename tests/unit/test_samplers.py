@@ -1,15 +1,17 @@
-"""Samplers on plain lists: promises, forgetting, checkpoints, the choice, and Karmarkar-Karp against a slow second one."""
+"""Samplers on plain lists: promises, forgetting, checkpoints, the choice, Karmarkar-Karp against a slow second one."""
 
 from __future__ import annotations
 
 import itertools
 import random
+from array import array
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
-from transfer_queue import _plain
+from transfer_queue import _plain, _sampler_jobs
 from transfer_queue.errors import InvalidArgumentError, WrongTypeError
 from transfer_queue.sampler import (
     BaseSampler,
@@ -235,6 +237,76 @@ def test_an_object_that_cannot_be_pickled() -> None:
     odd.lock = __import__("threading").Lock()  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match=r"controller.sampler cannot be pickled: TypeError"):
         describe(odd)
+
+
+# ---- calls of the core ----------------------------------------------------------------------------------------------
+
+
+def call(method: str, **more: Any) -> _sampler_jobs._Call:
+    empty: dict[str, Any] = {
+        "partition": "p",
+        "task": "t",
+        "size": 2,
+        "sampling": None,
+        "ready": None,
+        "final": False,
+        "state": None,
+        "limit_ms": 1000,
+        "news": None,
+    }
+    return _sampler_jobs._Call(sampler=1, method=method, **{**empty, **more})
+
+
+def ready(*indexes: int) -> bytes:
+    return array("q", indexes).tobytes()
+
+
+def asked(loaded: _sampler_jobs._Loaded, batch: int, *indexes: int, **more: Any) -> list[int]:
+    sampling = msgspec.msgpack.encode(ask(0, batch))
+    answer = loaded.run(call("sample", ready=ready(*indexes), sampling=sampling, **more), 0)
+    return array("q", msgspec.msgpack.decode(answer)[1]).tolist()
+
+
+def test_the_state_of_an_object_crosses_as_plain_values() -> None:
+    loaded, fresh = (_sampler_jobs._Loaded(RankAwareSampler()) for _ in range(2))
+    assert asked(loaded, 0, 5, 6, 7) == [5, 6]
+    state = msgspec.msgpack.decode(loaded.run(call("save"), 0))[4]
+    fresh.run(call("load", state=state), 0)
+    assert asked(fresh, 0) == [5, 6], "though nothing is ready"
+    loaded.sampler._states["odd"] = Child()
+    with pytest.raises(TypeError, match=r"the state of the sampler\['_states'\]\['odd'\] is a value of type .*Child"):
+        loaded.run(call("save"), 0)
+    with pytest.raises(ValueError):  # noqa: PT011 - msgspec's texts
+        fresh.run(call("load", state=b"\xc1"), 0)
+    assert asked(fresh, 0) == [5, 6]
+
+
+class Told(RankAwareSampler):
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[Any] = []
+
+    def clear_cache(self, partition_id: str) -> None:
+        self.told.append((partition_id, "cleared"))
+
+    def samples_cleared(self, partition_id: str, indexes: Any) -> None:
+        self.told.append((partition_id, indexes))
+
+    def consumption_reset(self, partition_id: str, task_name: str | None) -> None:
+        self.told.append((partition_id, task_name))
+
+
+def test_news_are_told_once_and_in_order() -> None:
+    sampler = Told()
+    loaded = _sampler_jobs._Loaded(sampler)
+    first = [1, "p", False, ready(1, 4), msgspec.msgpack.encode(["t", ""])]
+    second = [2, "q", True, None, None]
+    asked(loaded, 0, news=[first])
+    asked(loaded, 0, news=[first, second])
+    asked(loaded, 0, news=[first, second])
+    assert sampler.told == [("p", "t"), ("p", None), ("p", [1, 4]), ("q", "cleared")]
 
 
 # ---- plain values ---------------------------------------------------------------------------------------------------
