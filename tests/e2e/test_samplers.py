@@ -14,7 +14,8 @@ from tensordict import TensorDict
 
 from processes import Nursery, until
 from sessions import workers
-from transfer_queue import _calls, _requests, _session, errors
+from transfer_queue import errors
+from transfer_queue._register import register_sampler
 from transfer_queue.sampler import (
     BaseSampler,
     GRPOGroupNSampler,
@@ -34,11 +35,6 @@ def _where(rank: int, batch: int, partition: str = "p", task: str = "t", **more:
 
 def _fetch(tq: Any, size: int | None, config: dict[str, Any] | None = None, partition: str = "p", **more: Any) -> Any:
     return tq.get_client().get_meta(["x"], size, partition, task_name="t", sampling_config=config, **more)
-
-
-def _register(sampler: Any) -> None:
-    session = _session.current()
-    _calls.run(session.handle, _requests.register_sampler(session, sampler, None))
 
 
 def _consumed(tq: Any, partition: str = "p") -> list[int]:
@@ -312,7 +308,7 @@ class TestUsers:
                 chosen = sorted(ready_indexes, key=lambda i: -partition.custom_meta[i].get("n", 0))[:batch_size]
                 return chosen, chosen
 
-        _register(Reads())
+        register_sampler(Reads())
         assert _fetch(tq, 2).global_indexes == [2, 0]
 
 
@@ -329,39 +325,31 @@ class TestAtRunTime:
         got: list[Any] = []
         thread = threading.Thread(target=lambda: got.append(_fetch(tq, 2, timeout=30)))
         thread.start()
-        until(lambda: _waiting(client), "it waits")
-        _register(Steered)
+        register_sampler(Steered)
         client.put(_rows(4), partition_id="p")
         thread.join(30)
         assert got[0].global_indexes == [2, 3]
-        _register("SequentialSampler")
+        register_sampler("SequentialSampler")
         assert _fetch(tq, 2).global_indexes == [0, 1]
         for wrong, kind in [("Nobody", ValueError), (3, TypeError), (object(), TypeError)]:
             with pytest.raises(kind):
-                _register(wrong)
+                register_sampler(wrong)
 
     def test_another_process_registers_its_own(self, tq: Any, nursery: Nursery) -> None:
         def other(line: Any) -> None:
             import transfer_queue as tq
-            from transfer_queue import _calls, _requests, _session
+            from transfer_queue._register import register_sampler
 
             class EverySecond(tq.BaseSampler):
                 def sample(self, ready_indexes: Any, batch_size: int, *args: Any, **kwargs: Any) -> Any:
                     chosen = ready_indexes[::2][:batch_size]
                     return chosen, chosen
 
-            session = _session.current()
-            _calls.run(session.handle, _requests.register_sampler(session, EverySecond(), None))
+            register_sampler(EverySecond())
 
         tq.get_client().put(_rows(5), partition_id="p")
         nursery.start(other).result()
         assert _fetch(tq, 2).global_indexes == [0, 2]
-
-
-def _waiting(client: Any) -> bool:
-    """Whether the fetch has arrived, which shows in nothing but that it does not hold anybody up."""
-    time.sleep(0.05)
-    return client.get_partition_list() == []
 
 
 class TestASubclassOfOurs:
