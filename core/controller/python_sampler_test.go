@@ -252,7 +252,24 @@ func TestTheStateOfASamplerOfPython(t *testing.T) {
 		state, err := kept.Save()
 		require.NoError(t, err)
 		require.NoError(t, kept.Load(state))
-		require.ErrorContains(t, kept.Load([]byte("other")), "not mine")
+		var cut []byte
+		require.NoError(t, s.server.CutWithSampler(t.Context(), func(name string, state []byte) error {
+			cut = state
+			require.Equal(t, "Kept", name)
+			return nil
+		}))
+		require.Equal(t, state, cut)
+		mine, err := wire.Marshal(&struct {
+			Sampler string
+			State   []byte
+		}{"Kept", []byte("old")})
+		require.NoError(t, err)
+		require.ErrorContains(t, kept.Load(mine), "not mine")
+		groups, err := sampler.NewGroups(1).Save()
+		require.NoError(t, err)
+		require.ErrorContains(t, kept.Load(groups), `"GRPOGroupNSampler", want "Kept"`)
+		require.Error(t, kept.Load(nil))
+		require.NoError(t, kept.Load(state))
 	})
 }
 

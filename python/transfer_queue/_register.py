@@ -12,8 +12,8 @@ __all__ = ["register_sampler"]
 def register_sampler(sampler_or_class: Any, timeout: float | None = None) -> None:
     """Replace the sampler of the session of this process, whoever owns it.
 
-    Nothing that the old sampler remembers is carried over; fetches that wait ask the new one. An object that the core does
-    not have is shipped to the owner, with the module it is from when that may not be installed there.
+    Nothing that the old sampler remembers is carried over; fetches that wait ask the new one. An object that the core
+    does not have is shipped to the owner, with the module it is from when that may not be installed there.
 
     Args:
         sampler_or_class: a sampler, its class, or the name of its class.

@@ -6,10 +6,11 @@ hold one msgpack array, a list of integers as little-endian int64.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import operator
 import os
 import pickle
+import struct
 import sys
 import sysconfig
 import threading
@@ -19,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import msgspec
+import numpy as np
+import torch
 from tensordict import TensorDict
 from tensordict.base import TensorDictBase
 
@@ -115,14 +118,22 @@ def _samples(metadata: BatchMeta) -> list[bytes]:
 
 # ---- tags -----------------------------------------------------------------------------------------------------------
 
-_PICKLED = 1
+# A number of numpy or torch is pickled behind its value as a float64, which samplers of the core read.
+_PICKLED, _NUMBER = 1, 2
+_FLOAT = struct.Struct(">d")
 
 
 def _pickled(value: Any) -> msgspec.msgpack.Ext:
-    return msgspec.msgpack.Ext(_PICKLED, cloudpickle.dumps(value))
+    packed = cloudpickle.dumps(value)
+    if isinstance(value, np.number) or (isinstance(value, torch.Tensor) and value.ndim == 0 and not value.is_complex()):
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):
+            return msgspec.msgpack.Ext(_NUMBER, _FLOAT.pack(float(value)) + packed)
+    return msgspec.msgpack.Ext(_PICKLED, packed)
 
 
 def _unpickled(code: int, data: memoryview) -> Any:
+    if code == _NUMBER:
+        return pickle.loads(data[_FLOAT.size :])
     return pickle.loads(data) if code == _PICKLED else msgspec.msgpack.Ext(code, bytes(data))
 
 
@@ -718,16 +729,16 @@ def get_meta(
 
 
 def _sampling(config: Any, op: str) -> bytes | None:
-    """The arguments of the sampler; whole numbers of any type become plain ones, which the core can read."""
+    """The arguments of the sampler; numbers of numpy and torch become plain ones where the core reads them."""
     if not config:
         return None
     if not isinstance(config, Mapping):
         raise WrongTypeError(f"sampling_config: got {type(config).__name__}, want a dict", op)
     plain = dict(config)
-    for name in ("dp_rank", "batch_index"):
+    for name in ("dp_rank", "batch_index", "token_budget"):
         value = plain.get(name)
-        if value is not None and type(value) is not int and hasattr(value, "__index__"):
-            plain[name] = operator.index(value)
+        if isinstance(value, np.generic) or (isinstance(value, torch.Tensor) and value.numel() == 1):
+            plain[name] = value.item()
     return _tag_encoder.encode(plain)
 
 

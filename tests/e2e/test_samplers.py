@@ -8,6 +8,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -111,6 +112,22 @@ class TestShares:
             assert _fetch(tq, 4, _where(rank, batch)).global_indexes == want
             left = [index for index in left if index not in want]
         assert not left
+
+    def test_lengths_may_be_numbers_of_numpy_and_torch(self, tq: Any) -> None:
+        lengths = [np.int64(9), 1, torch.tensor(1), np.float32(9.0), np.uint8(5), 5]
+        tags = [{"total_lengths": n} for n in lengths for _ in (0, 1)]
+        meta = tq.get_client().put(_rows(12), partition_id="p", custom_meta=tags)
+        shares = [_fetch(tq, 4, _where(rank, 0)).get_all_custom_meta() for rank in range(3)]
+        assert sorted(sum(float(tag["total_lengths"]) for tag in share) for share in shares) == [20.0, 20.0, 20.0]
+        back = [tag["total_lengths"] for tag in _force(tq).get_all_custom_meta()][::2]
+        assert [type(n) for n in back] == [type(n) for n in lengths]
+        assert meta.size == 12
+        first = _fetch(tq, 4, _where(0, 0)).global_indexes
+        assert _fetch(tq, 4, _where(np.int64(0), torch.tensor(0))).global_indexes == first
+
+
+def _force(tq: Any) -> Any:
+    return tq.get_client().get_meta(["x"], None, "p", mode="force_fetch")
 
 
 class TestStreams:
