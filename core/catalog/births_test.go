@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"transferqueue/core/internal/bitset"
+	"transferqueue/core/tqerr"
 )
 
 func (f *fixture) clearSamples(partition string, indexes ...int64) {
@@ -186,4 +187,23 @@ func BenchmarkGroups1024OfMillion(b *testing.B) {
 			}
 		})
 	}
+}
+
+func TestTheOrderOfBirthSurvivesACheckpoint(t *testing.T) {
+	f := newFixture(t, Options{})
+	f.insert("p", 6, "x")
+	f.clearSamples("p", 2, 3)
+	f.insert("p", 2, "x")
+	f.must(&Write{Partition: "p", Insert: 1, Columns: ints(1, "x"), Last: true})
+	triples, complete := f.BirthOrder("p")
+	require.True(t, complete)
+	require.NoError(t, f.RestoreBirths("p", nil, false))
+	require.Equal(t, span(0, 7), slices.Collect(f.view("p").Born()))
+	require.NoError(t, f.RestoreBirths("p", triples, complete))
+	require.Equal(t, []int64{0, 1, 4, 5, 2, 3, 6}, slices.Collect(f.view("p").Born()))
+	for _, wrong := range [][]int64{{0, 7}, {0, 3, 0}, {0, 7, 5, 3, 9, 9}, {0, 9, 4, 9, 12, 3}, {-1, 9, 0}, {0, 1 << 40, 0}} {
+		requireError(t, f.RestoreBirths("p", wrong, false), tqerr.Corruption, `"p"`)
+	}
+	require.Equal(t, []int64{0, 1, 4, 5, 2, 3, 6}, slices.Collect(f.view("p").Born()))
+	requireError(t, f.RestoreBirths("nowhere", nil, false), tqerr.NotFound)
 }

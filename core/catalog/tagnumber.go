@@ -15,6 +15,9 @@ const (
 	tagNoNumber
 )
 
+// extNumber is the type of the extension in which Python puts a number of numpy or torch: a float64, and the pickled number.
+const extNumber = 2
+
 // tagNumber reads a number out of a valid map of tags. Names of up to 31 bytes are found. nil counts as missing, as a tag
 // that Python programs leave at None.
 func tagNumber(tags []byte, name string) (float64, tagState) {
@@ -43,6 +46,12 @@ func number(b []byte) (float64, tagState) {
 		return 0, tagMissing
 	case c == 0xc2, c == 0xc3:
 		return float64(c & 1), tagNumeric
+	case c >= 0xc7 && c <= 0xc9:
+		at := 1 + 1<<(c-0xc7)
+		if b[at] != extNumber || len(b) < at+9 {
+			return 0, tagNoNumber
+		}
+		return math.Float64frombits(binary.BigEndian.Uint64(b[at+1:])), tagNumeric
 	case c == 0xca:
 		return float64(math.Float32frombits(uint32(wide(4)))), tagNumeric
 	case c == 0xcb:

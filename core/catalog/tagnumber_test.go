@@ -27,6 +27,19 @@ func TestTagNumberReadsEveryKindOfNumber(t *testing.T) {
 			require.Equal(t, want, got == 1)
 		}
 	}
+	for _, size := range []int{0, 12, 200} {
+		ext := append([]byte{0x40, 0x59, 0, 0, 0, 0, 0, 0}, make([]byte, 12+size)...)
+		tags := append([]byte{0x81, 0xa1, 'n', 0xc7, byte(len(ext)), extNumber}, ext...)
+		require.True(t, validTags(tags))
+		got, state := tagNumber(tags, "n")
+		require.Equal(t, tagNumeric, state)
+		require.Equal(t, 100.0, got)
+		tags[5] = 1
+		_, state = tagNumber(tags, "n")
+		require.Equal(t, tagNoNumber, state)
+	}
+	_, short := tagNumber([]byte{0x81, 0xa1, 'n', 0xc7, 3, extNumber, 1, 2, 3}, "n")
+	require.Equal(t, tagNoNumber, short)
 	for _, other := range []any{"12", []int{1}, map[string]int{"n": 1}} {
 		_, state := tagNumber(pack(t, map[string]any{"n": other}), "n")
 		require.Equal(t, tagNoNumber, state)

@@ -1,6 +1,8 @@
 package controller
 
 import (
+	"context"
+
 	"transferqueue/core/sampler"
 	"transferqueue/core/wire"
 )
@@ -34,12 +36,50 @@ func (s *Server) useSampler(fresh sampler.Sampler) {
 	}
 }
 
-// Sampler returns the sampler of the session. Save and Load of one that Python runs wait for its calls, which may read from
-// the session: they must not be called with the catalog locked.
+// Sampler returns the sampler of the session.
 func (s *Server) Sampler() sampler.Sampler {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.mu.sampler
+}
+
+// CutWithSampler calls cut with the state of the sampler, and with the catalog locked for reading: what both say is of the same
+// moment. A sampler that Python runs is asked before, while no pick of it is on its way.
+func (s *Server) CutWithSampler(ctx context.Context, cut func(name string, state []byte) error) error {
+	for {
+		p, isPython := s.Sampler().(*sampler.Python)
+		if !isPython {
+			s.mu.RLock()
+			defer s.mu.RUnlock()
+			state, err := s.mu.sampler.Save()
+			if err != nil {
+				return err
+			}
+			return cut(s.mu.sampler.Name(), state)
+		}
+		if met, err := s.cutWithPython(ctx, p, cut); met || err != nil {
+			return err
+		}
+	}
+}
+
+// cutWithPython reports false when the sampler was replaced meanwhile.
+func (s *Server) cutWithPython(ctx context.Context, p *sampler.Python, cut func(string, []byte) error) (met bool, err error) {
+	done, err := p.Turn(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer done()
+	state, err := p.SaveInTurn(ctx)
+	if err != nil {
+		return false, err
+	}
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.mu.sampler != sampler.Sampler(p) {
+		return false, nil
+	}
+	return true, cut(p.Name(), state)
 }
 
 func (c *call) stream() (any, error) {

@@ -38,6 +38,7 @@ type setup struct {
 	polling bool
 	putWait time.Duration
 	sampler sampler.Sampler // nil: Sequential
+	python  string          // name of a sampler that Python runs
 }
 
 // system is a controller with real units behind a network in memory.
@@ -74,6 +75,9 @@ func start(t *testing.T, o setup) *system {
 		u, err := unit.New(unit.Options{ID: uint32(i), Name: fmt.Sprintf("unit-%d", i), MemoryLimit: o.limit, Jobs: s.jobs})
 		require.NoError(t, err)
 		s.units, units = append(s.units, u), append(units, u)
+	}
+	if o.python != "" {
+		o.sampler = sampler.NewPython(o.python, []byte(o.python), s.jobs, time.Minute)
 	}
 	if o.sampler == nil {
 		o.sampler = sampler.Sequential{}
@@ -241,6 +245,7 @@ type write struct {
 	Update    bool
 	Merge     string
 	Callable  []byte
+	Last      bool
 }
 
 // batch is a put or an update with its columns.

@@ -54,7 +54,7 @@ func configOf(name string, r Request) (c config, err error) {
 var rawNil = string([]byte{0xc0})
 
 func (c *config) set(name, key string, raw msgpack.RawMessage) error {
-	if string(raw) == rawNil {
+	if string(raw) == rawNil || name == sequentialName && key != "token_budget" {
 		return nil
 	}
 	switch key {

@@ -217,34 +217,59 @@ func (p *Python) ClearPartition(partition string) {
 	delete(p.mu.known, partition)
 }
 
+// savedPython is the saved form, a message of package wire.
+type savedPython struct {
+	Sampler string
+	State   []byte
+}
+
 // Save asks the object for its state. It waits for a call that is made, so the catalog must not be locked.
 func (p *Python) Save() ([]byte, error) {
-	out, err := p.inTurn(&call{Method: "save"})
+	var out []byte
+	err := p.inTurn(func(ctx context.Context) (err error) {
+		out, err = p.SaveInTurn(ctx)
+		return err
+	})
+	return out, err
+}
+
+// SaveInTurn is Save for who has the turn, which ensures that no pick is on its way.
+func (p *Python) SaveInTurn(ctx context.Context) ([]byte, error) {
+	out, err := p.call(ctx, &call{Method: "save"})
 	if err != nil {
 		return nil, err
 	}
-	return out.State, nil
+	return wire.Marshal(&savedPython{p.name, out.State})
 }
 
-// Load gives the object a state; see Save.
+// Load gives the object a state; see Save. InvalidArgument for the state of a sampler of another class.
 func (p *Python) Load(state []byte) error {
-	_, err := p.inTurn(&call{Method: "load", State: state})
-	if err == nil {
+	var saved savedPython
+	if err := wire.Unmarshal(state, &saved); err != nil {
+		return tqerr.Wrap(tqerr.InvalidArgument, err, "state of the sampler %s", p.name)
+	}
+	if saved.Sampler != p.name {
+		return tqerr.New(tqerr.InvalidArgument, "state of a sampler %q, want %q", saved.Sampler, p.name)
+	}
+	return p.inTurn(func(ctx context.Context) error {
+		if _, err := p.call(ctx, &call{Method: "load", State: saved.State}); err != nil {
+			return err
+		}
 		p.calls.Add(1)
 		p.mu.Lock()
+		defer p.mu.Unlock()
 		p.mu.known = nil
-		p.mu.Unlock()
-	}
-	return err
+		return nil
+	})
 }
 
-func (p *Python) inTurn(c *call) (*result, error) {
+func (p *Python) inTurn(do func(ctx context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*p.limit)
 	defer cancel()
 	done, err := p.Turn(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer done()
-	return p.call(ctx, c)
+	return do(ctx)
 }

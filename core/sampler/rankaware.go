@@ -13,7 +13,7 @@ func NewRankAware() *RankAware { return &RankAware{newAnswers(rankAwareName)} }
 // Check refuses a request without rank and batch number.
 func (s *RankAware) Check(r Request) error {
 	c, err := configOf(s.name, r)
-	if err == nil && !(c.ranked && c.batched) {
+	if err == nil && (!c.ranked || !c.batched) {
 		err = tqerr.New(tqerr.InvalidArgument, "%s: sampling_config needs dp_rank and batch_index", s.name)
 	}
 	return err

@@ -36,6 +36,14 @@ func TestSequentialTakesNoneWhenThereAreTooFew(t *testing.T) {
 	require.Zero(t, pick)
 }
 
+func TestSequentialIgnoresRanks(t *testing.T) {
+	s := newStage(t, sampler.Sequential{})
+	s.put("p", false, ones(4)...)
+	require.Equal(t, span(0, 2), s.got(2, rank(-1, 0)))
+	require.Equal(t, span(2, 4), s.got(2, rank(-1, 0)))
+	s.refused(1, where{"token_budget": 3}, "StreamingTokenBudgetSampler", "SequentialSampler")
+}
+
 func TestSequentialHasNoState(t *testing.T) {
 	s := sampler.Sequential{}
 	require.False(t, s.Cached(sampler.Request{N: 1}))

@@ -21,7 +21,7 @@ func (s *Stream) Check(r Request) error {
 		return err
 	case !c.stream:
 		return s.Groups.Check(r)
-	case !(c.ranked && c.batched):
+	case !c.ranked || !c.batched:
 		return tqerr.New(tqerr.InvalidArgument, "%s: sampling_config needs dp_rank and batch_index beside token_budget", s.name)
 	}
 	return nil

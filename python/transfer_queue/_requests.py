@@ -6,10 +6,11 @@ hold one msgpack array, a list of integers as little-endian int64.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import operator
 import os
 import pickle
+import struct
 import sys
 import sysconfig
 import threading
@@ -19,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import msgspec
+import numpy as np
+import torch
 from tensordict import TensorDict
 from tensordict.base import TensorDictBase
 
@@ -115,14 +118,22 @@ def _samples(metadata: BatchMeta) -> list[bytes]:
 
 # ---- tags -----------------------------------------------------------------------------------------------------------
 
-_PICKLED = 1
+# A number of numpy or torch is pickled behind its value as a float64, which samplers of the core read.
+_PICKLED, _NUMBER = 1, 2
+_FLOAT = struct.Struct(">d")
 
 
 def _pickled(value: Any) -> msgspec.msgpack.Ext:
-    return msgspec.msgpack.Ext(_PICKLED, cloudpickle.dumps(value))
+    packed = cloudpickle.dumps(value)
+    if isinstance(value, np.number) or (isinstance(value, torch.Tensor) and value.ndim == 0 and not value.is_complex()):
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):
+            return msgspec.msgpack.Ext(_NUMBER, _FLOAT.pack(float(value)) + packed)
+    return msgspec.msgpack.Ext(_PICKLED, packed)
 
 
 def _unpickled(code: int, data: memoryview) -> Any:
+    if code == _NUMBER:
+        return pickle.loads(data[_FLOAT.size :])
     return pickle.loads(data) if code == _PICKLED else msgspec.msgpack.Ext(code, bytes(data))
 
 
@@ -287,9 +298,12 @@ os.register_at_fork(after_in_child=_after_fork)
 _installed = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
-def shipped(function: Any, what: str, op: str) -> bytes:
-    """The callable as bytes that any process can load, also when its module is only on the caller's path."""
-    module = _own_module(function)
+def shipped(function: Any, what: str, op: str, of: Any = None) -> bytes:
+    """The callable as bytes that any process can load, also when its module is only on the caller's path.
+
+    ``of`` is the part whose module counts, when it is not the whole.
+    """
+    module = _own_module(function if of is None else of)
     try:
         if module is None:
             packed: bytes = cloudpickle.dumps(function)
@@ -715,22 +729,24 @@ def get_meta(
 
 
 def _sampling(config: Any, op: str) -> bytes | None:
-    """The arguments of the sampler; whole numbers of any type become plain ones, which the core can read."""
+    """The arguments of the sampler; numbers of numpy and torch become plain ones where the core reads them."""
     if not config:
         return None
     if not isinstance(config, Mapping):
         raise WrongTypeError(f"sampling_config: got {type(config).__name__}, want a dict", op)
     plain = dict(config)
-    for name in ("dp_rank", "batch_index"):
+    for name in ("dp_rank", "batch_index", "token_budget"):
         value = plain.get(name)
-        if value is not None and type(value) is not int and hasattr(value, "__index__"):
-            plain[name] = operator.index(value)
+        if isinstance(value, np.generic) or (isinstance(value, torch.Tensor) and value.numel() == 1):
+            plain[name] = value.item()
     return _tag_encoder.encode(plain)
 
 
 def decode_sampling(raw: bytes | None) -> dict[str, Any]:
-    """The arguments of the sampler as they were given."""
+    """The arguments of the sampler; tuples come as lists, but for the batch number, which must stay hashable."""
     decoded: dict[str, Any] = _tag_decoder.decode(raw) if raw else {}
+    if isinstance(decoded.get("batch_index"), list):
+        decoded["batch_index"] = tuple(decoded["batch_index"])
     return decoded
 
 

@@ -1,7 +1,7 @@
 """Calls of samplers that Python runs, in the process that owns the session.
 
-An object is loaded once and keeps its state. The core makes one call at a time; a call that it has given up may still run
-while the next one is made. Bodies are arrays in the order of the structs of core/sampler/python.go.
+An object is loaded once and keeps its state. The core makes one call at a time; a call that it has given up may still
+run while the next one is made. Bodies are arrays in the order of the structs of core/sampler/python.go.
 """
 
 from __future__ import annotations

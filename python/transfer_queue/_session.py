@@ -307,10 +307,16 @@ def leave(info: ZMQServerInfo) -> None:
 
 
 def _pickled(conf: Any) -> bytes:
-    import cloudpickle
+    """The configuration for processes that attach, which may not have the module of its sampler."""
+    given = conf["controller"].get("sampler")
+    if given is None or isinstance(given, str):
+        import cloudpickle
 
-    packed: bytes = cloudpickle.dumps(conf)
-    return packed
+        packed: bytes = cloudpickle.dumps(conf)
+        return packed
+    from transfer_queue._requests import shipped
+
+    return shipped(conf, "the configuration", "init", of=given)
 
 
 _LEAST_ATTACH_S = 1.0  # joining a session that runs takes a moment, also for a call that does not want to wait

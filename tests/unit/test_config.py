@@ -38,7 +38,12 @@ def test_defaults_are_those_of_the_peer_and_ours():
     conf = yaml.safe_load((resources.files("transfer_queue") / "config.yaml").read_text())
     assert conf == defaults()
     assert conf["metrics"] == {"enabled": False, "port": 0}
-    assert conf["controller"] == {"sampler": "SequentialSampler", "polling_mode": False, "zmq_info": None}
+    assert conf["controller"] == {
+        "sampler": "SequentialSampler",
+        "sampler_timeout_s": 30,
+        "polling_mode": False,
+        "zmq_info": None,
+    }
     assert (conf["runtime"], conf["namespace"], conf["client"]) == (
         "auto",
         "default",

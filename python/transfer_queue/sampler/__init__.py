@@ -1,9 +1,9 @@
 """Samplers decide which ready samples a fetch returns.
 
-A session has one, which ``controller.sampler`` of the configuration names: by the name of its class, by the class, or as an
-instance. The samplers of this package run inside the core; these classes name them, and work on plain lists as well. Any
-other subclass of `BaseSampler` is run by a thread of the process that owns the session, on a copy of the object, one call
-after the other.
+A session has one, which ``controller.sampler`` of the configuration names: by the name of its class, by the class, or
+as an instance. The samplers of this package run inside the core; these classes name them, and work on plain lists as
+well. Any other subclass of `BaseSampler` is run by a thread of the process that owns the session, on a copy of the
+object, one call after the other.
 """
 
 from transfer_queue.sampler._choice import describe, resolve

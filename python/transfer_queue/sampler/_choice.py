@@ -27,11 +27,16 @@ def _descendants(cls: type[BaseSampler]) -> list[type[BaseSampler]]:
     return children + [grandchild for child in children for grandchild in _descendants(child)]
 
 
+def _known() -> dict[str, type[BaseSampler]]:
+    found = _descendants(BaseSampler)  # type: ignore[type-abstract]
+    return {cls.__name__: cls for cls in found}
+
+
 def resolve(given: Any) -> BaseSampler:
     """The sampler that a configuration names: by name, by class, or an instance.
 
-    Classes that are found by name are all subclasses of `BaseSampler` that exist by then; of several with one name it is
-    the one that was defined last.
+    All subclasses of `BaseSampler` that exist by then are found by name; of several with one name it is the one that
+    was defined last.
 
     Raises:
         InvalidArgumentError: nothing of that name is known (a ValueError).
@@ -42,7 +47,7 @@ def resolve(given: Any) -> BaseSampler:
         'RankAwareSampler'
     """
     if isinstance(given, str):
-        known = {cls.__name__: cls for cls in _descendants(BaseSampler)}
+        known = _known()
         if given not in known:
             raise InvalidArgumentError(f"controller.sampler: could not find sampler {given!r}, have {sorted(known)}")
         given = known[given]

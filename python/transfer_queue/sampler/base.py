@@ -16,9 +16,10 @@ class BaseSampler(ABC):
     constructor of its own calls this one. A subclass with more state extends `save_checkpoint` and `load_checkpoint`.
 
     In a session a sampler is called as ``sampler(ready_indexes, batch_size, partition=..., **sampling_config)``, where
-    ``partition`` is a `transfer_queue.sampler.partition.Partition`. What it returns is checked: sampled indexes are ready,
-    or were handed out before, and distinct; anything else fails the fetch, and so does an exception. A call that takes
-    longer than ``controller.sampler_timeout_s``, or than its fetch, is given up, and the next call does not wait for it.
+    ``partition`` is a `transfer_queue.sampler.partition.Partition`. What it returns is checked: sampled indexes are
+    distinct, and ready or handed out before; anything else fails the fetch, and so does an exception. A call that takes
+    longer than ``controller.sampler_timeout_s``, or than its fetch, is given up, and the next call does not wait for
+    it.
 
     Example:
         >>> class EverySecond(BaseSampler):
@@ -41,6 +42,8 @@ class BaseSampler(ABC):
         Args:
             ready_indexes: samples that have all requested fields and that the task has not consumed, ascending.
             batch_size: how many are wanted.
+            *args: for samplers that take more.
+            **kwargs: ``partition``, and what the ``sampling_config`` of the fetch has.
 
         Returns:
             The samples to hand out, in this order, and those that the task has consumed by that. Two empty lists mean
@@ -78,8 +81,8 @@ class BaseSampler(ABC):
     def samples_cleared(self, partition_id: str, indexes: Sequence[int]) -> None:
         """Take samples out of all answers; their indexes may be used again.
 
-        A session calls it before the next `sample` when samples of the partition were cleared one by one. An answer that
-        has lost all its samples is forgotten.
+        A session calls it before the next `sample` when samples of the partition were cleared one by one. An answer
+        that has lost all its samples is forgotten.
         """
         gone = set(indexes)
         for ranks in self.__dict__.get("_states", {}).get(partition_id, {}).values():
@@ -91,14 +94,14 @@ class BaseSampler(ABC):
                     if not batches[batch]:
                         del batches[batch]
 
-    def consumption_reset(self, partition_id: str, task_name: str | None) -> None:
+    def consumption_reset(self, partition_id: str, task_name: str | None) -> None:  # noqa: B027 - nothing to do here
         """The consumption of a task, or with None of every task, was forgotten.
 
         A session calls it before the next `sample`. Answers stay.
         """
 
     def save_checkpoint(self) -> dict[str, Any]:
-        """The state as a dict of plain values: numbers, str, bytes, None, and lists, tuples, sets and dicts of these."""
+        """The state as plain values: numbers, str, bytes, None, and lists, tuples, sets and dicts of these."""
         return {"_states": self._states}
 
     def load_checkpoint(self, state: dict[str, Any]) -> None:

@@ -13,9 +13,9 @@ __all__ = ["GRPOGroupNSampler"]
 class GRPOGroupNSampler(BaseSampler):
     """Whole groups of ``n_samples_per_prompt`` samples.
 
-    On a list of indexes a group is any n consecutive ones. In a session it is any n samples that were put one right after
-    another, and the groups come in put order: these are consecutive indexes as long as the partition grows alone, and
-    others when it shares the indexes with partitions that come and go.
+    On a list of indexes a group is any n consecutive ones. In a session it is any n samples that were put one right
+    after another, and the groups come in put order: these are consecutive indexes as long as the partition grows alone,
+    and others when it shares the indexes with partitions that come and go.
 
     A request with ``dp_rank`` gets the same samples again for the same ``batch_index``.
 

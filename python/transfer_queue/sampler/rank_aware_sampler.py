@@ -12,7 +12,8 @@ __all__ = ["RankAwareSampler"]
 class RankAwareSampler(BaseSampler):
     """The first ready samples; the same rank gets them again for the same batch.
 
-    So all ranks of one data-parallel group, which ask with the same ``dp_rank`` and ``batch_index``, get the same samples.
+    So all processes of one data-parallel rank, which ask with the same ``dp_rank`` and ``batch_index``, get the same
+    samples.
     """
 
     def sample(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from transfer_queue.sampler.grpo_group_n_sampler import GRPOGroupNSampler
@@ -81,9 +82,7 @@ def karmarkar_karp(seqlen_list: Sequence[int], k_partitions: int, equal_size: bo
     return [sorted(index for index, _ in part.items) for part in divisions[0].sets]
 
 
-def get_seqlen_balanced_partitions(
-    seqlen_list: Sequence[int], k_partitions: int, equal_size: bool
-) -> list[list[int]]:
+def get_seqlen_balanced_partitions(seqlen_list: Sequence[int], k_partitions: int, equal_size: bool) -> list[list[int]]:
     """`karmarkar_karp` that insists on parts which are not empty.
 
     Raises:
@@ -98,9 +97,9 @@ def get_seqlen_balanced_partitions(
 class SeqlenBalancedSampler(GRPOGroupNSampler):
     """Whole groups for all data-parallel ranks at once, dealt out so that the total lengths are about the same.
 
-    The first rank that asks for a ``batch_index`` decides the shares of all; the other shares are promised to their ranks
-    and in nobody else's batch, in whatever order the ranks ask. The weight of a sample is its tag ``total_lengths``, 1
-    without one. ``batch_size`` is what one rank gets.
+    The first rank that asks for a ``batch_index`` decides the shares of all; the other shares are promised to their
+    ranks and in nobody else's batch, in whatever order the ranks ask. The weight of a sample is its tag
+    ``total_lengths``, 1 without one. ``batch_size`` is what one rank gets.
 
     Args:
         n_samples_per_prompt: samples of a group.
@@ -173,7 +172,7 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
         if partition is None:
             size = len(chosen) // self.dp_size
             cuts = [*range(0, size * self.dp_size, size), len(chosen)]
-            return [chosen[a:b] for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
+            return [chosen[a:b] for a, b in pairwise(cuts)]
         lengths = _lengths(partition, chosen)
         n = self.n_samples_per_prompt
         if len(chosen) % (n * self.dp_size):
