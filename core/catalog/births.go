@@ -123,6 +123,19 @@ func (b *births) all(q bitset.Query) iter.Seq[int64] {
 	}
 }
 
+// numbers returns the birth numbers of what a query selects, which is given as an ascending list.
+func (b *births) numbers(q bitset.Query, selected []int64) []int64 {
+	out := make([]int64, len(selected))
+	for at, word := range b.words(q) {
+		k, _ := slices.BinarySearch(selected, at.index+int64(bits.TrailingZeros64(word)))
+		for ; word != 0; word &= word - 1 {
+			out[k] = at.birth + int64(bits.TrailingZeros64(word))
+			k++
+		}
+	}
+	return out
+}
+
 // groups returns count groups of n selected samples that were born one right after another, oldest first, or nil when there
 // are fewer. Groups do not overlap and may begin anywhere.
 func (b *births) groups(q bitset.Query, n, count int) []int64 {

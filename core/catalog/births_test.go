@@ -78,6 +78,9 @@ func TestAnIndexThatReturnsToItsPartitionIsYoung(t *testing.T) {
 	require.Equal(t, []int64{2, 3}, f.insert("p", 2, "x"))
 	require.Equal(t, []int64{0, 1, 4, 5, 2, 3}, slices.Collect(f.view("p").Born()))
 	require.Equal(t, []int64{0, 1, 4, 5, 2, 3}, f.view("p").Groups(2, 3))
+	o, err := f.Offer(offered)
+	require.NoError(t, err)
+	require.Equal(t, &Offer{Ready: span(0, 6), Births: []int64{0, 1, 6, 7, 4, 5}}, o)
 	f.clearSamples("p", 0, 1, 2, 3, 4, 5)
 	require.Zero(t, f.partitions["p"].births.list)
 }
@@ -141,6 +144,11 @@ func compareGroups(t *testing.T, ready Ready, order []int64, taken *bitset.Set, 
 		}
 	}
 	require.Equal(t, all, slices.Collect(ready.Born()))
+	view := ready.(*readyView)
+	sorted := slices.Sorted(slices.Values(all))
+	for k, number := range view.p.births.numbers(view.query, sorted) {
+		require.Equal(t, sorted[k], order[number-view.p.births.next+int64(len(order))])
+	}
 	if len(groups) > 0 {
 		require.Equal(t, groups, ready.Groups(n, len(groups)/n))
 		require.Equal(t, groups[:n], ready.Groups(n, 1))

@@ -10,7 +10,10 @@ import (
 // Offer is what a sampler that does not run under the lock picks from.
 type Offer struct {
 	Ready []int64 // ascending
-	Final bool    // nothing will ever be ready that is not now
+	// Births numbers them in the order in which they came to be, with gaps where samples are that are not ready; nil when
+	// the indexes themselves are such numbers.
+	Births []int64
+	Final  bool // nothing will ever be ready that is not now
 }
 
 // Offer lists the samples that a fetch may hand out. Read-only. It is nil for a partition that does not exist.
@@ -23,7 +26,11 @@ func (c *Catalog) Offer(r FetchRequest) (*Offer, error) {
 		return nil, nil
 	}
 	view := c.ready(p, r.Fields, r.Task)
-	return &Offer{Ready: view.All(), Final: view.Final()}, nil
+	out := &Offer{Ready: view.All(), Final: view.Final()}
+	if len(p.births.list) > 1 {
+		out.Births = p.births.numbers(view.query, out.Ready)
+	}
+	return out, nil
 }
 
 // Deliver hands out what a sampler, whose name errors have, picked from an offer that was made a while ago. remembered says

@@ -112,7 +112,7 @@ func (s *Server) askPython(ctx context.Context, r catalog.FetchRequest, p *sampl
 		return nil, last, err
 	}
 	request := sampler.Request{N: r.N, Partition: r.Partition, Task: r.Task, Sampling: r.Sampling}
-	pick, remembered, err := p.Ask(ctx, request, offer.Ready, offer.Final)
+	pick, remembered, err := p.Ask(ctx, request, offer)
 	if err != nil {
 		return nil, last, err
 	}

@@ -29,6 +29,7 @@ type samplerCall struct {
 	Size      int
 	Sampling  []byte
 	Ready     wire.Ints
+	Births    wire.Ints
 	Final     bool
 	State     []byte
 	LimitMS   int64

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"transferqueue/core/catalog"
 	"transferqueue/core/jobs"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/wire"
@@ -77,6 +78,7 @@ type call struct {
 	Size      int
 	Sampling  []byte
 	Ready     wire.Ints
+	Births    wire.Ints // of the ready ones, nil: they are their own
 	Final     bool
 	State     []byte
 	LimitMS   int64
@@ -104,14 +106,15 @@ type result struct {
 // Ask has the object pick from what is ready. remembered says that it has given this answer before. Who asks has the turn.
 //
 // Errors: what the object raised, as Failed or InvalidArgument; DeadlineExceeded and Cancelled.
-func (p *Python) Ask(ctx context.Context, r Request, ready []int64, final bool) (pick Pick, remembered bool, err error) {
+func (p *Python) Ask(ctx context.Context, r Request, offer *catalog.Offer) (pick Pick, remembered bool, err error) {
 	p.mu.Lock()
 	if p.mu.known != nil {
 		p.mu.known[r.Partition] = true
 	}
 	p.mu.Unlock()
 	out, err := p.call(ctx, &call{
-		Method: "sample", Partition: r.Partition, Task: r.Task, Size: r.N, Sampling: r.Sampling, Ready: ready, Final: final,
+		Method: "sample", Partition: r.Partition, Task: r.Task, Size: r.N, Sampling: r.Sampling,
+		Ready: offer.Ready, Births: offer.Births, Final: offer.Final,
 	})
 	if err != nil {
 		return Pick{}, false, err

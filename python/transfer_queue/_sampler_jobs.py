@@ -66,6 +66,7 @@ class _Call(msgspec.Struct):
     size: int
     sampling: bytes | None
     ready: bytes | None
+    births: bytes | None
     final: bool
     state: bytes | None
     limit_ms: int
@@ -73,6 +74,11 @@ class _Call(msgspec.Struct):
 
     def indexes(self) -> list[int]:
         return array("q", self.ready or b"").tolist()
+
+    def put_order(self) -> dict[int, int] | None:
+        if self.births is None:
+            return None
+        return dict(zip(self.indexes(), array("q", self.births), strict=True))
 
 
 class _Loaded:
@@ -124,7 +130,8 @@ class _Loaded:
         if not (remembered or streams or len(ready) >= call.size):
             return _answer()
         reader = _Reader(session, call.limit_ms / 1000)
-        picked = self.sampler(ready, call.size, partition=Partition(call.partition, call.final, reader), **config)
+        seen = Partition(call.partition, call.final, call.put_order(), reader)
+        picked = self.sampler(ready, call.size, partition=seen, **config)
         try:
             sampled, consumed = picked
         except (TypeError, ValueError):

@@ -47,7 +47,13 @@ class TestGroups:
     def conf(self) -> dict[str, Any]:
         return {"controller": {"sampler": GRPOGroupNSampler(n_samples_per_prompt=4), "polling_mode": True}}
 
-    def test_partitions_that_recycle_indexes_keep_their_groups(self, tq: Any) -> None:
+    @pytest.mark.parametrize("derived", [False, True])
+    def test_partitions_that_recycle_indexes_keep_their_groups(self, tq: Any, derived: bool) -> None:
+        class Derived(GRPOGroupNSampler):
+            pass
+
+        if derived:
+            register_sampler(Derived(4))
         client = tq.get_client()
         old = client.put(_rows(6), partition_id="old")
         groups = [client.put(_rows(4), partition_id="p").global_indexes]

@@ -154,6 +154,15 @@ def test_karmarkar_karp_refuses_what_cannot_be_dealt_out() -> None:
         get_seqlen_balanced_partitions([1], 2, False)
 
 
+def test_groups_in_put_order_when_the_partition_says_so() -> None:
+    partition: Any = SimpleNamespace(put_order={0: 8, 1: 9, 2: 3, 6: 4, 7: 6}, custom_meta={})
+    assert GRPOGroupNSampler(2)([0, 1, 2, 6, 7], 4, partition=partition)[0] == [2, 6, 0, 1]
+    shares = [SeqlenBalancedSampler(2, 2)([0, 1, 2, 6, 7], 2, **ask(r, 0), partition=partition)[0] for r in (0, 1)]
+    assert sorted(shares) == [[0, 1], [2, 6]]
+    stream = StreamingTokenBudgetSampler()
+    assert stream([0, 1, 2, 6, 7], 1, **ask(0, 0), token_budget=3, partition=partition)[0] == [2, 6, 7]
+
+
 # ---- streams --------------------------------------------------------------------------------------------------------
 
 
@@ -249,6 +258,7 @@ def call(method: str, **more: Any) -> _sampler_jobs._Call:
         "size": 2,
         "sampling": None,
         "ready": None,
+        "births": None,
         "final": False,
         "state": None,
         "limit_ms": 1000,

@@ -41,6 +41,7 @@ class GRPOGroupNSampler(BaseSampler):
         dp_rank: int | None = None,
         batch_index: int | None = None,
         *args: Any,
+        partition: Any = None,
         **kwargs: Any,
     ) -> tuple[list[int], list[int]]:
         """``batch_size`` samples in whole groups, or none when there are too few groups.
@@ -55,21 +56,23 @@ class GRPOGroupNSampler(BaseSampler):
         answers = self._answers(partition_id, task_name).get(dp_rank, {})
         if dp_rank is not None and batch_index in answers:
             return list(answers[batch_index]), list(answers[batch_index])
-        chosen = self._groups(ready_indexes, batch_size)
+        chosen = self._groups(ready_indexes, batch_size, partition)
         if chosen and dp_rank is not None:
             self._keep(partition_id, task_name, dp_rank, batch_index, list(chosen))
         return chosen, list(chosen)
 
-    def _groups(self, ready_indexes: Iterable[int], size: int) -> list[int]:
+    def _groups(self, ready_indexes: Iterable[int], size: int, partition: Any) -> list[int]:
         n = self.n_samples_per_prompt
         if size % n:
             raise ValueError(f"batch_size {size} must be a multiple of n_samples_per_prompt {n}")
+        order = getattr(partition, "put_order", None)
+        number = order.__getitem__ if order else int
         chosen: list[int] = []
         group: list[int] = []
-        for index in sorted(ready_indexes):
+        for index in sorted(ready_indexes, key=number):
             if len(chosen) == size:
                 break
-            if group and index != group[-1] + 1:
+            if group and number(index) != number(group[-1]) + 1:
                 group = []
             group.append(index)
             if len(group) == n:

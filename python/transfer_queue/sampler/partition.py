@@ -10,17 +10,25 @@ __all__ = ["Partition"]
 
 
 class Partition:
-    """A partition as a sampler sees it. Everything but the first two is read from the session when it is first used.
+    """A partition as a sampler sees it. What is not an attribute below is read from the session when it is first used.
 
     So it is as of then, which may be a moment later than the list of ready samples.
 
     Attributes:
         partition_id: name of the partition.
         production_completed: production was declared complete, and every sample is ready or consumed.
+        put_order: ready index -> number in the order in which the samples were made; samples that were made one right
+            after another have consecutive numbers. None when the indexes themselves are such numbers.
     """
 
-    def __init__(self, partition_id: str, production_completed: bool, call: Callable[[str, Any], Any]) -> None:
-        self.partition_id, self.production_completed = partition_id, production_completed
+    def __init__(
+        self,
+        partition_id: str,
+        production_completed: bool,
+        put_order: dict[int, int] | None,
+        call: Callable[[str, Any], Any],
+    ) -> None:
+        self.partition_id, self.production_completed, self.put_order = partition_id, production_completed, put_order
         self._call = call
 
     @cached_property

@@ -143,7 +143,8 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
         rank, batch = dp_rank or 0, batch_index or 0
         known = self._shares.get(partition_id, {}).get(task_name, {})
         if batch not in known:
-            chosen = self._groups(self._free(ready_indexes, partition_id, task_name), batch_size * self.dp_size)
+            free = self._free(ready_indexes, partition_id, task_name)
+            chosen = self._groups(free, batch_size * self.dp_size, partition)
             if not chosen:
                 return [], []
             self._decide(partition_id, task_name, batch, self._dealt(chosen, partition))

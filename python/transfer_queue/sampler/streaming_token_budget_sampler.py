@@ -76,7 +76,9 @@ class StreamingTokenBudgetSampler(GRPOGroupNSampler):
             ValueError: there is a budget without rank and batch number, or it is not positive.
         """
         if token_budget is None:
-            return super().sample(ready_indexes, batch_size, task_name, partition_id, dp_rank, batch_index)
+            return super().sample(
+                ready_indexes, batch_size, task_name, partition_id, dp_rank, batch_index, partition=partition
+            )
         if dp_rank is None or batch_index is None:
             raise ValueError("token_budget needs dp_rank and batch_index in sampling_config")
         if not token_budget > 0:
@@ -85,6 +87,9 @@ class StreamingTokenBudgetSampler(GRPOGroupNSampler):
         if batch_index in answers or self.is_end(partition_id, task_name, dp_rank, batch_index):
             return list(answers.get(batch_index, [])), list(answers.get(batch_index, []))
         final = bool(getattr(partition, "production_completed", False))
+        order = getattr(partition, "put_order", None)
+        if order:
+            ready_indexes = sorted(ready_indexes, key=order.__getitem__)
         chosen, full = _filled(ready_indexes, partition, token_budget)
         if not full and not final:
             return [], []
