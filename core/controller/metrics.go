@@ -173,6 +173,9 @@ func (m *metered) metrics(info wire.UnitInfo) wire.UnitMetrics {
 func (c *call) metrics() (any, error) {
 	s := c.s
 	reply := &wire.MetricsReply{Uptime: int64(time.Since(s.started)), Resident: metrics.Resident()}
+	for _, bound := range metrics.Bounds {
+		reply.Bounds = append(reply.Bounds, int64(bound))
+	}
 	for k := range s.metrics.requests {
 		if one := requestMetrics(kind(k).String(), &s.metrics.requests[k]); !empty(&one) {
 			reply.Requests = append(reply.Requests, one)

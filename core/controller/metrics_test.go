@@ -147,6 +147,8 @@ func TestDurationsIncludeTheWait(t *testing.T) {
 		require.Contains(t, requestsOf(reply.Requests), "WAIT")
 		require.GreaterOrEqual(t, reply.Uptime, int64(2*time.Second))
 		require.Positive(t, reply.Resident)
+		require.Len(t, reply.Bounds, 10)
+		require.EqualValues(t, 5*time.Second, reply.Bounds[9])
 	})
 }
 

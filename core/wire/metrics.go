@@ -10,6 +10,7 @@ type MetricsReply struct {
 	Partitions []PartitionMetrics
 	Units      []UnitMetrics
 	Queues     QueueMetrics
+	Bounds     Ints // upper bounds of the buckets of all requests, ascending
 }
 
 // RequestMetrics counts the requests of one kind.
@@ -19,7 +20,7 @@ type RequestMetrics struct {
 	Samples int64
 	Arrived int64 // also those that have not ended; units only
 	Sum     int64 // of the durations
-	Buckets Ints  // of metrics.Bounds and one more, not cumulated
+	Buckets Ints  // of MetricsReply.Bounds and one more, not cumulated
 	P50     int64
 	P99     int64
 }

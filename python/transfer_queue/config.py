@@ -258,6 +258,7 @@ _KNOWN: dict[str, _Check] = {
     "controller.polling_mode": _flag,
     "metrics.enabled": _flag,
     "metrics.port": _port,
+    "metrics.host": _name,
     "backend.storage_backend": _name,
 }
 
