@@ -1,8 +1,8 @@
-"""Metrics in the text format of Prometheus, version 0.0.4. Names and labels are those of the peer package, then ours."""
+"""Metrics in the text format of Prometheus 0.0.4. Names and labels are those of the peer package, then ours."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from transfer_queue._calls import decode
@@ -27,12 +27,12 @@ class _Requests(NamedTuple):
     p99: int
 
     @property
-    def count(self) -> int:
+    def ended(self) -> int:
         return sum(self.buckets)
 
     @property
     def mean(self) -> float:
-        return self.total / self.count if self.count else 0.0
+        return self.total / self.ended if self.ended else 0.0
 
 
 class _Unit(NamedTuple):
@@ -58,16 +58,20 @@ class _Unit(NamedTuple):
 
 
 def _ints(raw: bytes | None) -> list[int]:
-    return memoryview(raw or b"").cast("q").tolist()
+    numbers: list[int] = memoryview(raw or b"").cast("q").tolist()
+    return numbers
 
 
 def _requests(rows: list[list[Any]] | None) -> list[_Requests]:
-    return [_Requests(*row[:5], _ints(row[5]), *row[6:8]) for row in rows or []]
+    return [_Requests._make([*row[:5], _ints(row[5]), *row[6:8]]) for row in rows or []]
 
 
 def _unit(row: list[Any]) -> _Unit:
     (name, state, _host, *numbers), resident, requests, *_ = row
-    return _Unit(name, state, *numbers[:9], resident, _requests(requests))
+    return _Unit._make([name, state, *numbers[:9], resident, _requests(requests)])
+
+
+_Counted = tuple[_Labels, _Requests]
 
 
 class _Text:
@@ -77,12 +81,12 @@ class _Text:
         self._lines: list[str] = []
         self._bounds = [str(bound / _SECOND) for bound in bounds] + ["+Inf"]
 
-    def add(self, kind: str, name: str, description: str, samples: Iterable[_Sample]) -> None:
+    def add(self, kind: str, name: str, description: str, samples: Sequence[_Sample]) -> None:
         """One family of samples."""
         self._head(kind, name, description)
         self._lines += [f"{name}{_braced(labels)} {value}" for labels, value in samples]
 
-    def histogram(self, name: str, description: str, samples: Iterable[tuple[_Labels, _Requests]]) -> None:
+    def histogram(self, name: str, description: str, samples: Iterable[_Counted]) -> None:
         """A family of cumulated buckets."""
         self._head("histogram", name, description)
         for labels, requests in samples:
@@ -125,11 +129,11 @@ def render(body: bytes, ssd_offload: bool = False) -> bytes:
     text.add(
         "gauge", "tq_global_index_reusable_total", "Sample indexes that were in use and are free.", [((), reusable)]
     )
-    counted = [((("op_type", one.op_type),), one) for one in _requests(requests)]
+    counted: list[_Counted] = [((("op_type", one.op_type),), one) for one in _requests(requests)]
     _role(text, "controller", counted)
     listed = [_unit(row) for row in units or []]
     _units(text, listed, ssd_offload)
-    each = [((("op_type", one.op_type), *unit.label), one) for unit in listed for one in unit.requests]
+    each: list[_Counted] = [((("op_type", one.op_type), *unit.label), one) for unit in listed for one in unit.requests]
     _latencies(text, listed, each)
     _role(text, "storage", each)
     return text.encode()
@@ -172,75 +176,61 @@ def _partitions(text: _Text, rows: list[list[Any]]) -> None:
     )
 
 
-def _role(text: _Text, role: str, counted: list[tuple[_Labels, _Requests]]) -> None:
+def _role(text: _Text, role: str, counted: list[_Counted]) -> None:
     prefix = f"tq_{role}_request"
-    text.add("counter", f"{prefix}_total", "Requests that have ended.", [(at, one.count) for at, one in counted])
+    text.add("counter", f"{prefix}_total", "Requests that have ended.", [(at, one.ended) for at, one in counted])
     text.add("counter", f"{prefix}_errors_total", "Requests that failed.", [(at, one.errors) for at, one in counted])
     with_samples = [(at, one.samples) for at, one in counted if one.samples]
     text.add("counter", f"{prefix}_samples_total", "Samples that requests have touched.", with_samples)
-    text.histogram(f"{prefix}_duration_seconds", "Time from a request to its reply, waiting included.", counted)
+    text.histogram(f"{prefix}_duration_seconds", "Time until a request ended, waiting included.", counted)
+
+
+# A gauge whose value is None is left out.
+_OF_UNITS: tuple[tuple[str, str, Callable[[_Unit], float | None]], ...] = (
+    ("capacity_total", "Most samples of a unit.", lambda u: u.sample_limit or None),
+    (
+        "utilization_ratio",
+        "Samples of a unit by its limit.",
+        lambda u: u.samples / u.sample_limit if u.sample_limit else None,
+    ),
+    ("active_keys_total", "Samples of a unit.", lambda u: u.samples),
+    ("memory_rss_bytes", "Memory pages of the cells of a unit.", lambda u: u.resident),
+    ("ssd_active_values", "Values on disk.", lambda u: 0),
+    ("ssd_active_bytes", "Bytes of values on disk.", lambda u: u.disk_used),
+    ("ssd_fallback_values_total", "Values that stayed in memory because the disk did not take them.", lambda u: 0),
+    ("memory_used_bytes", "Payload of cells and reservations.", lambda u: u.memory_used),
+    ("memory_limit_bytes", "Most bytes in memory.", lambda u: u.memory_limit or None),
+    ("disk_used_bytes", "Payload of cells on disk.", lambda u: u.disk_used),
+    ("disk_limit_bytes", "Most bytes on disk.", lambda u: u.disk_limit or None),
+    ("cells", "Stored cells.", lambda u: u.cells),
+    ("leases", "Reads in progress and zero-copy views.", lambda u: u.leases),
+    ("staged_writes", "Writes in progress.", lambda u: u.staged),
+)
 
 
 def _units(text: _Text, units: list[_Unit], ssd_offload: bool) -> None:
-    limited = [unit for unit in units if unit.sample_limit]
-    families: list[tuple[str, str, list[_Sample]]] = [
-        ("capacity_total", "Most samples of a unit.", [(unit.label, unit.sample_limit) for unit in limited]),
-        (
-            "utilization_ratio",
-            "Samples of a unit by its limit.",
-            [(unit.label, unit.samples / unit.sample_limit) for unit in limited],
-        ),
-        ("active_keys_total", "Samples of a unit.", [(unit.label, unit.samples) for unit in units]),
-        ("memory_rss_bytes", "Memory pages of the cells of a unit.", [(unit.label, unit.resident) for unit in units]),
-        (
-            "ssd_offload_enabled",
-            "Whether the unit keeps values on disk.",
-            [(unit.label, int(ssd_offload)) for unit in units],
-        ),
-        ("ssd_active_values", "Values on disk.", [(unit.label, 0) for unit in units]),
-        ("ssd_active_bytes", "Bytes of values on disk.", [(unit.label, unit.disk_used) for unit in units]),
-        (
-            "ssd_fallback_values_total",
-            "Values that could not be written to disk and stayed in memory.",
-            [(unit.label, 0) for unit in units],
-        ),
-        ("memory_used_bytes", "Payload of cells and reservations.", [(unit.label, unit.memory_used) for unit in units]),
-        (
-            "memory_limit_bytes",
-            "Most bytes in memory.",
-            [(unit.label, unit.memory_limit) for unit in units if unit.memory_limit],
-        ),
-        ("disk_used_bytes", "Payload of cells on disk.", [(unit.label, unit.disk_used) for unit in units]),
-        (
-            "disk_limit_bytes",
-            "Most bytes on disk.",
-            [(unit.label, unit.disk_limit) for unit in units if unit.disk_limit],
-        ),
-        ("cells", "Stored cells.", [(unit.label, unit.cells) for unit in units]),
-        ("leases", "Reads in progress and zero-copy views.", [(unit.label, unit.leases) for unit in units]),
-        ("staged_writes", "Writes in progress.", [(unit.label, unit.staged) for unit in units]),
-        ("state", "1 for the state of the unit.", [((*unit.label, ("state", unit.state)), 1) for unit in units]),
-    ]
-    for name, description, samples in families:
-        text.add("gauge", f"tq_storage_{name}", description, samples)
+    for name, description, value_of in _OF_UNITS:
+        values = [(unit.label, value_of(unit)) for unit in units]
+        given = [(label, value) for label, value in values if value is not None]
+        text.add("gauge", f"tq_storage_{name}", description, given)
+    on_disk = [(unit.label, int(ssd_offload)) for unit in units]
+    text.add("gauge", "tq_storage_ssd_offload_enabled", "Whether a unit keeps values on disk.", on_disk)
+    states = [((*unit.label, ("state", unit.state)), 1) for unit in units]
+    text.add("gauge", "tq_storage_state", "1 for the state of a unit.", states)
 
 
-def _latencies(text: _Text, units: list[_Unit], each: list[tuple[_Labels, _Requests]]) -> None:
+_OF_REQUESTS: tuple[tuple[str, str, Callable[[_Requests], float]], ...] = (
+    ("ops", "Requests to a unit that have ended.", lambda r: r.ended),
+    ("latency_avg", "Average duration in seconds.", lambda r: r.mean / _SECOND),
+    ("latency_p50", "Median duration in seconds, estimated from the histogram.", lambda r: r.p50 / _SECOND),
+    ("latency_p99", "99th percentile of the durations in seconds, likewise.", lambda r: r.p99 / _SECOND),
+)
+
+
+def _latencies(text: _Text, units: list[_Unit], each: list[_Counted]) -> None:
     arrived = [(unit.label, sum(one.arrived for one in unit.requests)) for unit in units]
     text.add("gauge", "tq_storage_requests_arrived", "Requests to a unit, also those that have not ended.", arrived)
     by_op = [(at, one.arrived) for at, one in each if one.arrived]
     text.add("gauge", "tq_storage_arrivals_by_op", "The same by kind.", by_op)
-    text.add(
-        "gauge", "tq_storage_request_ops", "Requests to a unit that have ended.", [(at, one.count) for at, one in each]
-    )
-    prefix = "tq_storage_request_latency"
-    for name, description, samples in (
-        ("avg", "Average duration in seconds.", [(at, one.mean / _SECOND) for at, one in each]),
-        (
-            "p50",
-            "Median duration in seconds, estimated from the histogram.",
-            [(at, one.p50 / _SECOND) for at, one in each],
-        ),
-        ("p99", "99th percentile in seconds, likewise.", [(at, one.p99 / _SECOND) for at, one in each]),
-    ):
-        text.add("gauge", f"{prefix}_{name}", description, samples)
+    for name, description, value_of in _OF_REQUESTS:
+        text.add("gauge", f"tq_storage_request_{name}", description, [(at, value_of(one)) for at, one in each])

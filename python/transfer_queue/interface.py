@@ -86,7 +86,7 @@ def get_client() -> TransferQueueClient:
 
 
 def get_metrics_endpoint() -> str | None:
-    """``host:port`` of the metrics page, which is at ``http://host:port/metrics``; the process that owns the session serves it.
+    """``host:port`` of the metrics page of the session, which is at ``http://host:port/metrics``.
 
     A process without a session joins the one that runs on this host. None when there is none, or it serves no metrics.
 
