@@ -208,7 +208,7 @@ class Pick:
 
     __slots__ = ("_get", "_where", "size")
 
-    def __init__(self, rows: slice | Sequence[int], size: int) -> None:
+    def __init__(self, rows: slice | Sequence[int] | np.ndarray[Any, np.dtype[np.int64]], size: int) -> None:
         """``rows`` are valid for sequences of ``size`` rows."""
         self._where: Any = rows
         if isinstance(rows, slice):
@@ -218,7 +218,8 @@ class Pick:
             self.size = len(rows)
             self._where = np.asarray(rows, dtype=np.int64)
             if self.size > 1:
-                self._get = itemgetter(*rows)
+                # A number of numpy as an index costs ten times as much as an int.
+                self._get = itemgetter(*(rows.tolist() if isinstance(rows, np.ndarray) else rows))
             else:
                 self._get = lambda values: [values[row] for row in rows]
 

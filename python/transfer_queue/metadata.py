@@ -14,15 +14,15 @@ import copy
 import dataclasses
 import logging
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
 
 from transfer_queue._field_schema import FieldSchema, Pick
+from transfer_queue._sample_view import Samples, SampleView
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
@@ -35,15 +35,23 @@ _log = logging.getLogger(__name__)
 _ATOMS = frozenset({str, int, float, bool, bytes, complex, type(None)})
 
 
-def _positions(rows: Any, size: int, what: str) -> list[int]:
-    """Positions in a batch as a list of ints, all inside it."""
+def _positions(rows: Any, size: int, what: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Positions in a batch as int64[rows], all inside it."""
+    out = _whole_numbers(rows)
+    outside = (out < 0) | (out >= size)
+    if outside.any():
+        raise ValueError(f"{what}: index {out[outside][0]} is outside of a batch of {size} samples")
+    return out
+
+
+def _whole_numbers(rows: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """int64[rows] of anything that can be an index."""
+    numbers = np.asarray(rows) if isinstance(rows, list | tuple | np.ndarray | torch.Tensor) else np.empty(0)
+    if numbers.ndim == 1 and numbers.dtype.kind == "i":
+        return numbers.astype(np.int64, copy=False)
     if isinstance(rows, torch.Tensor | np.ndarray):
         rows = rows.tolist()
-    out = list(map(operator.index, rows))
-    if out and not (min(out) >= 0 and max(out) < size):
-        outside = next(row for row in out if not 0 <= row < size)
-        raise ValueError(f"{what}: index {outside} is outside of a batch of {size} samples")
-    return out
+    return np.array(list(map(operator.index, rows)), dtype=np.int64)
 
 
 def _chunk_slices(size: int, chunks: int) -> list[slice]:
@@ -283,7 +291,7 @@ class BatchMeta:
     @property
     def samples(self) -> Sequence[SampleView]:
         """Read-only views of the samples."""
-        return _Samples(self)
+        return Samples(self)
 
     def get_dtypes(self, field_name: str) -> list[torch.dtype | None]:
         """The dtype of every sample in a field.
@@ -572,7 +580,7 @@ class BatchMeta:
         rows = _positions(indices, self.size, "reorder")
         if len(rows) != self.size:
             raise ValueError(f"reorder: {len(rows)} indices for {self.size} samples")
-        if len(set(rows)) != len(rows):
+        if np.bincount(rows, minlength=self.size).max(initial=0) > 1:
             raise ValueError("reorder: indices contain duplicates")
         pick = Pick(rows, self.size)
         self.global_indexes = pick.list(self.global_indexes)
@@ -666,81 +674,6 @@ def _check_same_fields(parts: Sequence[BatchMeta]) -> None:
             want = first._fields[name]
             if field.dtype != want.dtype:
                 raise ValueError(f"concat: field {name!r}: dtype {field.dtype} does not match {want.dtype}")
-
-
-class SampleView:
-    """One sample of a `BatchMeta`, read-only."""
-
-    __slots__ = ("_batch", "_row")
-
-    def __init__(self, batch: BatchMeta, row: int) -> None:
-        self._batch, self._row = batch, row
-
-    @property
-    def global_index(self) -> int:
-        """Index of the sample."""
-        return self._batch.global_indexes[self._row]
-
-    @property
-    def partition_id(self) -> str:
-        """Partition of the sample."""
-        return self._batch.partition_ids[self._row]
-
-    @property
-    def production_status(self) -> int:
-        """1 when the sample is ready."""
-        return int(self._batch.production_status[self._row])
-
-    @property
-    def custom_meta(self) -> Mapping[str, Any]:
-        """Tags of the sample."""
-        tags = self._batch._tags
-        return MappingProxyType({} if tags is None else tags[self._row])
-
-    @property
-    def fields(self) -> Mapping[str, Mapping[str, Any]]:
-        """Field -> ``{dtype, shape, is_nested, is_non_tensor}`` with the shape of this sample."""
-        return MappingProxyType(
-            {
-                name: MappingProxyType(
-                    {
-                        "dtype": field.dtype,
-                        "shape": field.row_shape(self._row),
-                        "is_nested": field.is_nested,
-                        "is_non_tensor": field.is_non_tensor,
-                    }
-                )
-                for name, field in self._batch._fields.items()
-            }
-        )
-
-    def __repr__(self) -> str:
-        return f"SampleView(global_index={self.global_index}, partition_id={self.partition_id!r})"
-
-
-class _Samples(Sequence[SampleView]):
-    """The samples of a batch as a sequence that makes its items when they are asked for."""
-
-    __slots__ = ("_batch",)
-
-    def __init__(self, batch: BatchMeta) -> None:
-        self._batch = batch
-
-    def __len__(self) -> int:
-        return self._batch.size
-
-    @overload
-    def __getitem__(self, item: int) -> SampleView: ...
-    @overload
-    def __getitem__(self, item: slice) -> list[SampleView]: ...
-    def __getitem__(self, item: int | slice) -> SampleView | list[SampleView]:
-        rows = range(self._batch.size)[item]
-        if isinstance(rows, range):
-            return [SampleView(self._batch, row) for row in rows]
-        return SampleView(self._batch, rows)
-
-    def __iter__(self) -> Iterator[SampleView]:
-        return (SampleView(self._batch, row) for row in range(self._batch.size))
 
 
 @dataclasses.dataclass

@@ -354,6 +354,7 @@ def test_open_to_other_hosts_the_endpoint_is_an_address_that_they_reach(runtime_
     tq.init({"metrics": {"enabled": True, "host": "0.0.0.0"}})
     try:
         endpoint = tq.get_metrics_endpoint()
+        assert endpoint is not None
         assert not endpoint.startswith("0.0.0.0")
         assert scrape(endpoint).of("tq_partitions_total") == 0
     finally:
@@ -383,7 +384,7 @@ def test_a_forked_child_does_not_serve(runtime_dir: Path) -> None:
     if pid == 0:
         signal.alarm(40)
         ours.close()
-        theirs.sendall(tq.get_metrics_endpoint().encode())
+        theirs.sendall(str(tq.get_metrics_endpoint()).encode())
         theirs.recv(1)
         os._exit(0)
     theirs.close()
