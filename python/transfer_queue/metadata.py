@@ -31,16 +31,21 @@ __all__ = ["BatchMeta", "FieldSchema", "KVBatchMeta", "SampleView"]
 
 _log = logging.getLogger(__name__)
 
+_SHOWN = 8  # indexes in the text of a batch
+
 # Values that a copy may share: a dict of these needs no deep copy.
 _ATOMS = frozenset({str, int, float, bool, bytes, complex, type(None)})
 
 
 def _positions(rows: Any, size: int, what: str) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Positions in a batch as int64[rows], all inside it."""
-    out = _whole_numbers(rows)
+    try:
+        out = _whole_numbers(rows)
+    except OverflowError:
+        raise ValueError(f"{what}: indices must be in range [0, {size})") from None
     outside = (out < 0) | (out >= size)
     if outside.any():
-        raise ValueError(f"{what}: index {out[outside][0]} is outside of a batch of {size} samples")
+        raise ValueError(f"{what}: indices must be in range [0, {size}), got {out[outside][0]}")
     return out
 
 
@@ -96,7 +101,7 @@ def _merge_extra_info(infos: Iterable[Mapping[str, Any] | None]) -> dict[str, An
 
 
 def _wrong_length(what: str, got: int, want: int) -> ValueError:
-    return ValueError(f"batch meta: {got} {what} for {want} samples")
+    return ValueError(f"batch meta: length mismatch: {what} length {got} != batch_size {want}")
 
 
 class BatchMeta:
@@ -156,8 +161,8 @@ class BatchMeta:
         custom_meta: Sequence[Mapping[str, Any]] | None = None,
         _custom_backend_meta: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
-        self.global_indexes = list(global_indexes or [])
-        self.partition_ids = list(partition_ids or [])
+        self.global_indexes = _listed(global_indexes)
+        self.partition_ids = _listed(partition_ids)
         size = len(self.global_indexes)
         if len(self.partition_ids) != size:
             raise _wrong_length("partition_ids", len(self.partition_ids), size)
@@ -166,7 +171,7 @@ class BatchMeta:
         else:
             self.production_status = np.array(production_status, dtype=np.int8).reshape(-1)
             if len(self.production_status) != size:
-                raise _wrong_length("values of production_status", len(self.production_status), size)
+                raise _wrong_length("production_status", len(self.production_status), size)
         self._fields = {}
         self._set_fields({name: FieldSchema.from_dict(one) for name, one in (field_schema or {}).items()})
         self.extra_info = dict(extra_info or {})
@@ -313,11 +318,14 @@ class BatchMeta:
         try:
             return self._fields[name]
         except KeyError:
-            raise KeyError(f"field {name!r} is not in {self.field_names}") from None
+            raise KeyError(f"field {name!r} not found in field_schema, which has {self.field_names}") from None
 
     def __repr__(self) -> str:
-        ready = "ready" if self._ready else "not ready"
-        return f"BatchMeta({self.size} samples, fields={self.field_names}, {ready})"
+        shown = ", ".join(map(str, self.global_indexes[:_SHOWN])) + (", ..." if self.size > _SHOWN else "")
+        return (
+            f"BatchMeta(size={self.size}, field_names={self.field_names}, is_ready={self._ready}, "
+            f"global_indexes=[{shown}], extra_info={self.extra_info})"
+        )
 
     # ---- fields -----------------------------------------------------------------------------------------------------
 
@@ -339,7 +347,7 @@ class BatchMeta:
             _log.warning("add_fields: the data has no rows, nothing was added")
             return self
         if rows != self.size:
-            raise ValueError(f"add_fields: {rows} rows of data for {self.size} samples")
+            raise ValueError(f"add_fields: batch size mismatch: {rows} rows of data for {self.size} samples")
         from transfer_queue._columns import pack_table
 
         return self._apply_columns(pack_table(tensor_dict).schemas(), set_all_ready)
@@ -370,7 +378,7 @@ class BatchMeta:
     def _check_fields(self, fields: Mapping[str, FieldSchema]) -> None:
         for name, field in fields.items():
             if field.rows is not None and field.rows != self.size:
-                raise ValueError(f"batch meta: field {name!r}: {field.rows} per_sample_shapes for {self.size} samples")
+                raise _wrong_length(f"field {name!r}: per_sample_shapes", field.rows, self.size)
 
     def _refresh_ready(self) -> None:
         self._ready = bool(self.global_indexes) and bool((self.production_status == 1).all())
@@ -420,7 +428,7 @@ class BatchMeta:
         if custom_meta is None:
             return
         if len(custom_meta) != self.size:
-            raise ValueError(f"update_custom_meta: {len(custom_meta)} dicts for {self.size} samples")
+            raise ValueError(f"update_custom_meta: {len(custom_meta)} dicts must match the batch size: {self.size}")
         for tags, more in zip(self.custom_meta, custom_meta, strict=True):
             tags.update(more)
 
@@ -458,10 +466,10 @@ class BatchMeta:
         if isinstance(item, slice):
             return self._take(Pick(item, self.size))
         if isinstance(item, bool) or not isinstance(item, int | np.integer):
-            raise TypeError(f"batch meta: index of type {type(item).__name__}, want int or slice")
+            raise TypeError(f"batch meta: indexing with {type(item)} is not supported, want int or slice")
         row = int(item) + self.size if item < 0 else int(item)
         if not 0 <= row < self.size:
-            raise IndexError(f"batch meta: index {item} is outside of a batch of {self.size} samples")
+            raise IndexError(f"BatchMeta index out of range: {item} for {self.size} samples")
         return self._take(Pick(slice(row, row + 1), self.size))
 
     def chunk(self, chunks: int) -> list[BatchMeta]:
@@ -507,9 +515,11 @@ class BatchMeta:
         if not self or not other:
             return (other if other else self).copy()
         if self.global_indexes != other.global_indexes:
-            raise ValueError("union: global_indexes do not match")
+            raise ValueError(
+                f"union: global_indexes do not match{_difference(self.global_indexes, other.global_indexes)}"
+            )
         if self.partition_ids != other.partition_ids:
-            raise ValueError("union: partition_ids do not match")
+            raise ValueError(f"union: partition_ids do not match{_difference(self.partition_ids, other.partition_ids)}")
         out = self._take(Pick(slice(None), self.size))
         out._fields = {**self._fields, **other._fields}
         out.production_status &= other.production_status
@@ -530,7 +540,8 @@ class BatchMeta:
 
         Args:
             data: the batches.
-            validate: check that all have the same fields with the same dtypes.
+            validate: check that all have the same fields with the same dtypes. Without it, the fields are those of the
+                first batch, also for rows that may not have them.
 
         Raises:
             ValueError: fields or dtypes differ, or `extra_info` has conflicting values.
@@ -541,10 +552,11 @@ class BatchMeta:
         if validate:
             _check_same_fields(parts)
         fields = {}
-        for name in parts[0]._fields:
-            holders = [part for part in parts if name in part._fields]
-            if len(holders) == len(parts):
-                fields[name] = FieldSchema.concat([(part._fields[name], part.size) for part in holders])
+        for name, first in parts[0]._fields.items():
+            missing = FieldSchema(
+                first.dtype, first.shape, is_nested=first.is_nested, is_non_tensor=first.is_non_tensor
+            )
+            fields[name] = FieldSchema.concat([(part._fields.get(name, missing), part.size) for part in parts])
         out = cls._make(
             list(chain.from_iterable(part.global_indexes for part in parts)),
             list(chain.from_iterable(part.partition_ids for part in parts)),
@@ -579,9 +591,9 @@ class BatchMeta:
         """
         rows = _positions(indices, self.size, "reorder")
         if len(rows) != self.size:
-            raise ValueError(f"reorder: {len(rows)} indices for {self.size} samples")
+            raise ValueError(f"reorder: indices length {len(rows)} mismatch batch size {self.size}")
         if np.bincount(rows, minlength=self.size).max(initial=0) > 1:
-            raise ValueError("reorder: indices contain duplicates")
+            raise ValueError("reorder: Indices contain duplicates")
         pick = Pick(rows, self.size)
         self.global_indexes = pick.list(self.global_indexes)
         self.partition_ids = pick.list(self.partition_ids)
@@ -650,6 +662,20 @@ def _int64s(numbers: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
     return np.asarray(numbers, dtype=np.int64)
 
 
+def _listed(values: Any) -> list[Any]:
+    if isinstance(values, np.ndarray | torch.Tensor):
+        return list(values.tolist())
+    return [] if values is None else list(values)
+
+
+def _difference(left: Sequence[Any], right: Sequence[Any]) -> str:
+    """The first place where two lists differ, as the end of a sentence."""
+    if len(left) != len(right):
+        return f": {len(left)} and {len(right)} samples"
+    row = next(row for row, (one, other) in enumerate(zip(left, right, strict=True)) if one != other)
+    return f": {left[row]!r} and {right[row]!r} at row {row}"
+
+
 def _per_sample_dicts(what: str, dicts: Sequence[Mapping[str, Any]] | None, size: int) -> list[dict[str, Any]] | None:
     if dicts is None:
         return None
@@ -669,11 +695,11 @@ def _check_same_fields(parts: Sequence[BatchMeta]) -> None:
     first = parts[0]
     for part in parts[1:]:
         if part.field_names != first.field_names:
-            raise ValueError(f"concat: field names do not match: {part.field_names} and {first.field_names}")
+            raise ValueError(f"concat: field_names mismatch: {part.field_names} and {first.field_names}")
         for name, field in part._fields.items():
             want = first._fields[name]
             if field.dtype != want.dtype:
-                raise ValueError(f"concat: field {name!r}: dtype {field.dtype} does not match {want.dtype}")
+                raise ValueError(f"concat: field {name!r}: dtype mismatch: {field.dtype} and {want.dtype}")
 
 
 @dataclasses.dataclass
