@@ -485,7 +485,7 @@ class BatchMeta:
 
     def _take(self, pick: Pick) -> BatchMeta:
         out = BatchMeta._make(
-            pick.list(self.global_indexes),
+            pick.ints(self.global_indexes),
             pick.list(self.partition_ids),
             pick.array(self._generations),
             {name: field.take(pick) for name, field in self._fields.items()},
@@ -595,8 +595,9 @@ class BatchMeta:
         if np.bincount(rows, minlength=self.size).max(initial=0) > 1:
             raise ValueError("reorder: Indices contain duplicates")
         pick = Pick(rows, self.size)
-        self.global_indexes = pick.list(self.global_indexes)
-        self.partition_ids = pick.list(self.partition_ids)
+        self.global_indexes = pick.ints(self.global_indexes)
+        if not self._in_one_partition():
+            self.partition_ids = pick.list(self.partition_ids)
         self._generations = pick.array(self._generations)
         self.production_status = pick.array(self.production_status)
         self._fields = {name: field.take(pick) for name, field in self._fields.items()}
@@ -604,6 +605,9 @@ class BatchMeta:
             self._tags = pick.list(self._tags)
         if self._backend_meta is not None:
             self._backend_meta = pick.list(self._backend_meta)
+
+    def _in_one_partition(self) -> bool:
+        return not self.partition_ids or self.partition_ids.count(self.partition_ids[0]) == len(self.partition_ids)
 
     def copy(self) -> BatchMeta:
         """A deep copy."""
@@ -630,11 +634,9 @@ class BatchMeta:
     # ---- pickling ---------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        first = self.partition_ids[0] if self.partition_ids else ""
-        one_partition = self.partition_ids.count(first) == self.size
         return {
             "global_indexes": np.array(self.global_indexes, dtype=np.int64),
-            "partition_ids": first if one_partition else self.partition_ids,
+            "partition_ids": self.partition_ids[0] if self.size and self._in_one_partition() else self.partition_ids,
             "generations": np.ascontiguousarray(self._generations),
             "fields": self._fields,
             "production_status": np.ascontiguousarray(self.production_status),

@@ -343,6 +343,37 @@ def test_apply_field_schema_replaces_fields():
         batch.apply_field_schema({"x": ragged(3)})
 
 
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [(3, 4), (5, 4), (0, 4)],
+        [[2, 7], [2, 1], [2, 7]],
+        [(2, 2), (2, 2), (2, 2)],
+        [(3, 4), (4, 3), (1, 1)],
+        [(3,), (3, 4), ()],
+        [(), (), ()],
+        [(3,), None, (2,)],
+        [(2**40,), (1,), (0,)],
+    ],
+    ids=str,
+)
+def test_shapes_of_samples_stay_what_they_were(shapes):
+    described = {**ragged(1), "per_sample_shapes": shapes}
+    batch = BatchMeta([1, 2, 3], ["p"] * 3, {"x": described})
+    want = [None if shape is None else tuple(shape) for shape in shapes]
+
+    def shapes_of(part: BatchMeta) -> list[Any]:
+        got = [None if shape is None else tuple(shape) for shape in part.get_shapes("x")]
+        assert [one.fields["x"]["shape"] for one in part.samples] == part.get_shapes("x")
+        return got
+
+    assert shapes_of(batch) == shapes_of(pickle.loads(pickle.dumps(batch))) == want
+    assert shapes_of(batch.select_samples([2, 0])) == [want[2], want[0]]
+    assert shapes_of(BatchMeta.concat([batch, batch[1:]])) == want + want[1:]
+    batch.reorder([1, 2, 0])
+    assert shapes_of(batch) == [want[1], want[2], want[0]]
+
+
 def test_field_schema_can_be_assigned():
     batch = meta([1, 2], "x")
     batch.field_schema = schema("y")

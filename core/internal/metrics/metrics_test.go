@@ -67,12 +67,14 @@ func TestNothingIsLostWhenManyCount(t *testing.T) {
 	var s metrics.Series
 	var running sync.WaitGroup
 	for g := range goroutines {
-		running.Go(func() {
+		running.Add(1)
+		go func() {
+			defer running.Done()
 			for i := range each {
 				s.Arrive()
 				s.Observe(time.Duration(g)*time.Millisecond, 3, i%10 == 0)
 			}
-		})
+		}()
 	}
 	running.Wait()
 	snapshot := s.Snapshot()
