@@ -53,6 +53,7 @@ type Catalog struct {
 	order      []*partition // as created
 
 	indexes     bitset.Free
+	everUsed    int64         // one more than the largest index that was ever in use
 	generations paged[uint32] // one less than the generation
 	slots       paged[uint16]
 	keys        paged[string]
@@ -139,6 +140,7 @@ func (c *Catalog) take(dst []int64, n int) []int64 {
 	dst = c.indexes.Take(dst, n)
 	for _, i := range dst[from:] {
 		c.generations.at(i) // reading it never has to allocate later
+		c.everUsed = max(c.everUsed, i+1)
 	}
 	return dst
 }

@@ -18,6 +18,7 @@ import (
 
 	"transferqueue/core/catalog"
 	"transferqueue/core/guard"
+	"transferqueue/core/internal/metrics"
 	"transferqueue/core/sampler"
 	"transferqueue/core/store"
 	"transferqueue/core/tqerr"
@@ -55,6 +56,7 @@ type Options struct {
 	PID         int
 	Session     string // identity
 	Host        string
+	Jobs        func() int // calls of Python functions that no thread has taken; nil: none
 }
 
 // Server is the controller of a session.
@@ -79,13 +81,15 @@ type Server struct {
 		sync.Mutex
 		byID map[uint64]*client
 	}
-	room roomSignal
-	blob atomic.Pointer[[]byte] // configuration of the session
+	room    roomSignal
+	metrics counters
+	blob    atomic.Pointer[[]byte] // configuration of the session
 }
 
 // New starts a server over units that nobody else uses.
 func New(o Options) *Server {
-	s := &Server{opts: o, units: map[uint32]Unit{}, order: o.Units, started: time.Now()}
+	s := &Server{opts: o, units: map[uint32]Unit{}, order: make([]Unit, len(o.Units)), started: time.Now()}
+	s.metrics.requests = make([]metrics.Series, numKinds)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.room.init()
 	s.blob.Store(&s.opts.Config)
@@ -94,8 +98,9 @@ func New(o Options) *Server {
 	s.mu.waiters = map[string][]*waiter{}
 	s.mu.watches = map[string][]*watch{}
 	s.clients.byID = map[uint64]*client{}
-	for _, u := range o.Units {
-		s.units[u.ID()] = u
+	for i, u := range o.Units {
+		u = meter(u)
+		s.order[i], s.units[u.ID()] = u, u
 		s.mu.cat.AddUnit(u.ID(), u.Host())
 		u.OnFree(s.room.signal)
 	}
@@ -144,6 +149,7 @@ type call struct {
 	req    *wire.Request
 	reply  func(*wire.Reply) // of the transport
 	undo   func()            // set by a handler: gives back what its reply grants
+	measured
 }
 
 // takeBack undoes what a reply grants that nobody will get.
@@ -187,6 +193,7 @@ var handlers = map[wire.Op]handler{
 	wire.OpStoreConfig:      (*call).storeConfig,
 	wire.OpRegisterSampler:  (*call).registerSampler,
 	wire.OpStream:           (*call).stream,
+	wire.OpMetrics:          (*call).metrics,
 }
 
 // Serve implements transport.Handler.
@@ -217,6 +224,7 @@ func (s *Server) Serve(ctx context.Context, peer transport.Peer, req *wire.Reque
 
 // run calls the handler.
 func (c *call) run() {
+	c.measured = measured{kind: kind(c.req.Op), began: time.Now()}
 	result, err := c.handle(c)
 	c.finish(result, err)
 }
@@ -233,6 +241,7 @@ func (c *call) finish(result any, err error) {
 		return
 	}
 	reply := c.makeReply(result, err)
+	c.observe(reply.Code)
 	if c.req.Sequence == 0 {
 		c.reply(reply)
 		return

@@ -170,6 +170,9 @@ func (q *Queue) giveUp(job *Job) {
 	}
 }
 
+// Waiting is the number of jobs that no thread has taken.
+func (q *Queue) Waiting() int { return len(q.waiting) }
+
 // Next waits for a job. DeadlineExceeded when there is none in time, InvalidState when the queue was closed.
 func (q *Queue) Next(timeout time.Duration) (*Job, error) {
 	timer := time.NewTimer(timeout)

@@ -238,7 +238,7 @@ func own(cfg *Config, p paths, lock *os.File) (_ *Session, err error) {
 	s.server = controller.New(controller.Options{
 		Units: units, Sampler: picks, Python: s.Jobs, SamplerTime: samplerTime, Polling: cfg.Polling, PreAllocate: cfg.PreAllocate,
 		SampleLimit: cfg.SampleLimit, PutWait: time.Duration(cfg.PutWaitMS) * time.Millisecond, Config: cfg.Blob,
-		Version: cfg.Version, PID: os.Getpid(), Session: session, Host: host,
+		Version: cfg.Version, PID: os.Getpid(), Session: session, Host: host, Jobs: s.Jobs.Waiting,
 	})
 	r := &rendezvous{
 		Format: rendezvousFormat, Protocol: wire.Version, Session: session, PID: os.Getpid(), Secret: secret,

@@ -77,6 +77,11 @@ func samples() []any {
 		&CreatedReply{Created: true},
 		&StatusSummary{Version: "1", PID: 3, Started: 1 << 31, Units: []UnitInfo{unit},
 			Partitions: []PartitionSummary{{Name: "a", Samples: 1, Fields: Strings{"f"}, Consumed: Ints{1}}}},
+		&MetricsReply{Uptime: 1 << 40, Resident: 1 << 30, Allocated: 3, Reusable: 1,
+			Requests:   []RequestMetrics{{Type: "KV_LIST", Errors: 1, Sum: 1 << 50, Buckets: Ints{1, 0, 2}, P99: 7}},
+			Partitions: []PartitionMetrics{{Name: text, Samples: 3, Produced: 1, Tasks: Strings{"t"}, Consumed: Ints{2}}},
+			Units:      []UnitMetrics{{Info: unit, Resident: 4096, Requests: []RequestMetrics{{Type: "GET_DATA", Arrived: 5}}}},
+			Queues:     QueueMetrics{Clients: 1, Waiters: 2, Watches: 3, Writes: 4, WaitingPuts: 5, Jobs: 6}, Bounds: Ints{1, 5}},
 	}
 }
 

@@ -415,10 +415,10 @@ def put(
     more = _row_tags(custom_meta, packed.rows, op)
     if metadata is None:
         if partition_id is None:
-            raise InvalidArgumentError("give metadata or a partition_id", op)
+            raise InvalidArgumentError("partition_id must be provided if there is no metadata", op)
         return _insert(session, packed, _name("partition_id", partition_id), function, timeout, more, bool(is_last))
     if metadata.size == 0:
-        raise InvalidArgumentError("metadata: got no samples, want at least one", op)
+        raise InvalidArgumentError("metadata cannot be empty: got no samples, want at least one", op)
     if metadata.size != packed.rows:
         raise InvalidArgumentError(f"data: got {packed.rows} rows, want {metadata.size} as in the metadata", op)
     schemas = packed.schemas()

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import ctypes
 import itertools
-import logging
 import os
 import pickle
 import sys
@@ -14,7 +13,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from transfer_queue import _calls, _lib, config, sampler
+from transfer_queue import _calls, _lib, _metrics, config, sampler
 from transfer_queue._jobs import Workers
 from transfer_queue.errors import InvalidArgumentError, InvalidStateError, TransferQueueError, UnimplementedError
 from transfer_queue.utils.zmq_utils import Role, ZMQServerInfo
@@ -40,6 +39,7 @@ class Session:
         self.id: str = described["session"]
         self.owner_pid: int = described["pid"]
         self.workers: Workers | None = None
+        self.page: _metrics.Page | None = None
         self.info = _info(Role.CONTROLLER, "TransferQueueController", described)
         try:
             self.config: Any = _with_addresses(_unpickled(described["config"]), self.info, described)
@@ -58,6 +58,8 @@ class Session:
         Raises:
             TransferQueueError: it did not end in time, or not cleanly.
         """
+        if self.page is not None:
+            self.page.close()
         _ended(self.handle)
         if self.workers is not None:
             self.workers.join(join_s)
@@ -210,8 +212,6 @@ def _refuse_what_is_missing(conf: Any) -> None:
     missing = [name for name, value in asked.items() if value is not None]
     if missing:
         raise UnimplementedError(f"not supported by this release: {', '.join(missing)}", "init")
-    if (conf.get("metrics") or {}).get("enabled"):
-        logging.getLogger(__name__).warning("metrics.enabled: this release exports no metrics")
 
 
 def open_session(conf: Any, mode: str | None = None, folder: str | None = None) -> Session:
@@ -228,7 +228,7 @@ def open_session(conf: Any, mode: str | None = None, folder: str | None = None) 
             _place.update(dir=options["dir"], namespace=options["namespace"], pid=os.getpid())
         else:
             options["dir"] = folder
-        _current = Session(options)
+        _current = _metrics.opened(conf, options, Session)
         return _current
 
 
@@ -245,6 +245,8 @@ def own_private(conf: Any) -> Session:
 def _unplaced(conf: Any) -> Any:
     """The configuration without the addresses of another session that its user may have taken it from."""
     conf["controller"]["zmq_info"] = None
+    if conf.get("metrics"):
+        conf["metrics"].pop("endpoint", None)
     if conf["backend"]["SimpleStorage"]:
         conf["backend"]["SimpleStorage"]["zmq_info"] = None
     return conf

@@ -78,7 +78,7 @@ class AsyncTransferQueueClient:
         zmq_max_sockets: int | None = None,
     ) -> None:
         if controller_info is None:
-            raise InvalidArgumentError("controller_info is None, want controller.zmq_info of the configuration")
+            raise InvalidArgumentError("controller_info cannot be None, want controller.zmq_info of the configuration")
         if not isinstance(controller_info, ZMQServerInfo):
             raise WrongTypeError(f"controller_info: got {type(controller_info).__name__}, want a ZMQServerInfo")
         for name, number in (("zmq_io_threads", zmq_io_threads), ("zmq_max_sockets", zmq_max_sockets)):

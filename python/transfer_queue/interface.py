@@ -86,11 +86,22 @@ def get_client() -> TransferQueueClient:
 
 
 def get_metrics_endpoint() -> str | None:
-    """``host:port`` of the metrics page, None without a session or without metrics."""
-    if not _session.has_session():
+    """``host:port`` of the metrics page of the session, which is at ``http://host:port/metrics``.
+
+    A process without a session joins the one that runs on this host. None when there is none, or it serves no metrics.
+
+    Example:
+        >>> import transfer_queue as tq
+        >>> conf = tq.init({"metrics": {"enabled": True}})
+        >>> tq.get_metrics_endpoint() == conf.metrics.endpoint
+        True
+        >>> tq.close()
+    """
+    try:
+        session = _session.current("get_metrics_endpoint")
+    except NotInitializedError:
         return None
-    metrics = _session.current().config.get("metrics") or {}
-    endpoint: str | None = metrics.get("endpoint") if metrics.get("enabled") else None
+    endpoint: str | None = (session.config.get("metrics") or {}).get("endpoint")
     return endpoint
 
 
