@@ -1,8 +1,8 @@
 // Package controller serves a session: it guards the catalog, answers clients, and drives the units that lie in its
 // process. Payload passes it only inside small requests and replies.
 //
-// Locks: Server.mu guards the catalog and everything that is decided from it (write sets, waiters, watches). A write is
-// staged on the units before mu is taken; under mu the catalog applies it and the units commit, which only swaps
+// Locks: Server.mu guards the catalog, the sampler, and everything that is decided from them (write sets, waiters, watches).
+// A write is staged on the units before mu is taken; under mu the catalog applies it and the units commit, which only swaps
 // references. Readers resolve and lease under the read lock, so they see a write whole or not at all. Client state has a
 // lock of its own, taken after mu.
 //

@@ -2,7 +2,6 @@ package sampler
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 
 	"transferqueue/core/internal/bitset"
@@ -262,6 +261,3 @@ func (a *answers) Load(state []byte) error {
 	a.partitions = fresh.partitions
 	return nil
 }
-
-// Partitions lists the partitions for which something is remembered, sorted.
-func (a *answers) Partitions() []string { return slices.Sorted(maps.Keys(a.partitions)) }

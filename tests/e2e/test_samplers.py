@@ -30,7 +30,7 @@ def _rows(count: int) -> TensorDict:
     return TensorDict({"x": torch.arange(count)}, batch_size=[count])
 
 
-def _where(rank: int, batch: int, partition: str = "p", task: str = "t", **more: Any) -> dict[str, Any]:
+def _where(rank: Any, batch: Any, partition: str = "p", task: str = "t", **more: Any) -> dict[str, Any]:
     return {"dp_rank": rank, "batch_index": batch, "partition_id": partition, "task_name": task, **more}
 
 
