@@ -1,7 +1,4 @@
-"""Samples by key: put, get, update, tags, wait and watch, and memory that returns. Runs in seconds, alone on one host.
-
-    python tutorial/kv.py
-"""
+"""Samples by key: put, get, update, tags, wait and watch, and memory that returns. Run `python tutorial/kv.py`; it needs nothing else."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ def put_and_get() -> None:
 
 
 def update() -> None:
-    """Change cells where they lie. The native merges run in the core; a callable runs in the process that owns the data."""
+    """Change cells where they lie. Native merges run in the core, a callable in the process that owns the data."""
     tq.kv_update("a", "train", {"prompt": torch.tensor([7, 8])}, merge_fn="concat")
     rewards = TensorDict({"reward": torch.tensor([1.0, 2.0])}, batch_size=[2])
     tq.kv_batch_update(["a", "b"], "train", rewards, merge_fn=lambda stored, new: stored + 10 * new)

@@ -177,8 +177,8 @@ WRONG = [
     ({"client": 5}, "client: got 5, want a mapping"),
     ({"metrics": {"enabled": "yes"}}, "metrics.enabled: got 'yes', want true or false"),
     ({"metrics": {"port": 70000}}, "metrics.port: got 70000, want a whole number from 0 to 65535"),
-    ({"metrics": {"host": 5}}, "metrics.host: got 5, want a name"),
-    ({"metrics": {"host": ""}}, "metrics.host: got '', want a name"),
+    ({"metrics": {"host": 5}}, "metrics.host: got 5, want null or a name"),
+    ({"metrics": {"host": ""}}, "metrics.host: got '', want null or a name"),
     ({"controller": {"polling_mode": 1}}, "controller.polling_mode: got 1"),
     ({"backend": {"storage_backend": None}}, "backend.storage_backend: got None, want a name"),
     (
