@@ -206,7 +206,7 @@ func (s *Server) unitInfos() []wire.UnitInfo {
 
 func (c *call) config() (any, error) {
 	o := &c.s.opts
-	return &wire.ConfigReply{Config: o.Config, Session: o.Session, PID: o.PID, Host: o.Host}, nil
+	return &wire.ConfigReply{Config: *c.s.blob.Load(), Session: o.Session, PID: o.PID, Host: o.Host}, nil
 }
 
 func (c *call) storeConfig() (any, error) {

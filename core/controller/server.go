@@ -179,6 +179,7 @@ var handlers = map[wire.Op]handler{
 	wire.OpStatus:           (*call).status,
 	wire.OpCreatePartition:  (*call).createPartition,
 	wire.OpStoreConfig:      (*call).storeConfig,
+	wire.OpSnapshot:         (*call).snapshot,
 }
 
 // Serve implements transport.Handler.

@@ -74,6 +74,8 @@ func samples() []any {
 		&ConfigReply{Config: []byte{0x80}, Session: "00ff", PID: 3, Host: "h"},
 		&StoreConfigRequest{Config: []byte{1}},
 		&CreatedReply{Created: true},
+		&SnapshotReply{Known: true, Samples: *named, Tags: tag, Reserved: Ints{4}, Keys: keys(2), KeyIndexes: Ints{5, -1},
+			Fields: []SnapshotField{{Holders: Ints{5}, Column: varying}}, Tasks: []SnapshotTask{{Task: "t", Consumed: Ints{5}}}},
 		&StatusSummary{Version: "1", PID: 3, Started: 1 << 31, Units: []UnitInfo{unit},
 			Partitions: []PartitionSummary{{Name: "a", Samples: 1, Fields: Strings{"f"}, Consumed: Ints{1}}}},
 	}
