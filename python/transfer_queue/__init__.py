@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -52,9 +53,11 @@ __all__ = [
 
 __version__ = _version()
 
-# `python -m transfer_queue serve` hosts units and needs no torch until a callable of a user does, so there a name is
-# loaded when it is first used. Everywhere else all of them are plain attributes, which programs replace in their tests.
-if TYPE_CHECKING or sys.argv[:1] != ["-m"]:
+# `python -m transfer_queue serve` hosts units and needs no torch until a callable of a user does, nor do actors of Ray that
+# host a session, so there a name is loaded when it is first used. Everywhere else all of them are plain attributes, which
+# programs replace in their tests.
+_hosting = sys.argv[:1] == ["-m"] or os.path.basename(sys.argv[0] if sys.argv else "") == "default_worker.py"
+if TYPE_CHECKING or not _hosting:
     from transfer_queue import errors, merge
     from transfer_queue.client import AsyncTransferQueueClient, TransferQueueClient, UnitInfo
     from transfer_queue.errors import StorageKeyNotFoundError, TransferQueueError

@@ -16,7 +16,13 @@ from typing import Any
 
 from transfer_queue import _calls, _lib, config
 from transfer_queue._jobs import Workers
-from transfer_queue.errors import InvalidArgumentError, InvalidStateError, TransferQueueError, UnimplementedError
+from transfer_queue.errors import (
+    InvalidArgumentError,
+    InvalidStateError,
+    NotInitializedError,
+    TransferQueueError,
+    UnimplementedError,
+)
 from transfer_queue.utils.zmq_utils import Role, ZMQServerInfo
 
 _CLOSE_S = 5.0
@@ -189,8 +195,27 @@ def version() -> str:
 
 
 def _runtime(conf: Any) -> str:
-    """Mode of the core for the configured runtime."""
-    return {"auto": "auto", "embedded": "own", "attach": "attach"}[conf.get("runtime") or "auto"]
+    """Mode of the core for the configured runtime; "ray" when the session is one of Ray."""
+    mode = {"auto": "auto", "embedded": "own", "attach": "attach", "ray": "ray"}[conf.get("runtime") or "auto"]
+    return "ray or attach" if mode == "auto" and _ray_usable() else mode
+
+
+def _ray_usable() -> bool:
+    if "ray" not in sys.modules:
+        return False
+    from transfer_queue import _ray
+
+    return _ray.usable()
+
+
+def _open_with_ray(conf: Any, mode: str) -> Session:
+    """The session of the Ray cluster, unless one of this host is published, which comes first."""
+    from transfer_queue import _ray
+
+    if mode == "ray or attach":
+        with contextlib.suppress(NotInitializedError):
+            return open_session(conf, "attach")
+    return _ray.open_session(conf)
 
 
 def _refuse_what_is_missing(conf: Any) -> None:
@@ -198,7 +223,6 @@ def _refuse_what_is_missing(conf: Any) -> None:
     storage = conf["backend"]["SimpleStorage"] or {}
     asked = {
         "TQ_ADDRESS": os.environ.get("TQ_ADDRESS") or None,
-        "runtime: ray": True if conf.get("runtime") == "ray" else None,
         "backend.SimpleStorage.ssd_offload.enabled": (storage.get("ssd_offload") or {}).get("enabled") or None,
         "backend.SimpleStorage.disk_limit_bytes": storage.get("disk_limit_bytes"),
     }
@@ -219,7 +243,10 @@ def open_session(conf: Any, mode: str | None = None, folder: str | None = None) 
         if has_session():
             return _here()
         _refuse_what_is_missing(conf)
-        options = _options(conf, mode or _runtime(conf))
+        mode = mode or _runtime(conf)
+        if "ray" in mode:
+            return _open_with_ray(conf, mode)
+        options = _options(conf, mode)
         options["config"] = _pickled(_unplaced(conf))
         if folder is None:
             _place.clear()
@@ -339,10 +366,22 @@ def current(op: str = "", timeout: float | None = None) -> Session:
         if isinstance(timeout, int | float):
             conf["client"]["timeout_s"] = min(max(timeout, _LEAST_ATTACH_S), conf["client"]["timeout_s"])
         try:
-            return open_session(conf, "attach", _place["dir"] if forked else None)
+            return _attached(conf, _place["dir"] if forked else None)
         except TransferQueueError as error:
             error.op = error.op or op
             raise
+
+
+def _attached(conf: Any, folder: str | None) -> Session:
+    """The published session of this host, else that of the Ray cluster."""
+    try:
+        return open_session(conf, "attach", folder)
+    except NotInitializedError:
+        if not _ray_usable():
+            raise
+    from transfer_queue import _ray
+
+    return _ray.join_session(float(conf["client"]["timeout_s"]))
 
 
 def has_session() -> bool:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from tensordict import TensorDict
 
-from transfer_queue import _calls, _requests, _session, config, sampler
+from transfer_queue import _calls, _ray, _requests, _session, config, sampler
 from transfer_queue.client import TransferQueueClient, UnitInfo, unit_infos
 from transfer_queue.errors import DeadlineExceededError, NotInitializedError, TransferQueueError
 from transfer_queue.merge import NativeMerge
@@ -54,10 +54,14 @@ def init(conf: Any = None) -> Any:
         1
         >>> tq.close()
     """
-    global _TQ_CLIENT
+    global _TQ_CLIENT, _TQ_CONTROLLER, _TQ_STORAGE
     effective = config.load(conf)
     sampler.resolve(effective["controller"]["sampler"])
+    _ray.forget_stale()
     session = _session.open_session(effective)
+    actors = _ray.actors()
+    _TQ_CONTROLLER = actors.controller if actors is not None else session.info
+    _TQ_STORAGE = (actors.units or None) if actors is not None else None
     if _TQ_CLIENT is None:
         _TQ_CLIENT = TransferQueueClient(f"TransferQueueClient_{session.pid}", session.info)
     return session.config
@@ -65,9 +69,12 @@ def init(conf: Any = None) -> Any:
 
 def close() -> None:
     """End the session when this process owns it, and leave it otherwise. Calling it twice is fine."""
-    global _TQ_CLIENT
-    _TQ_CLIENT = None
-    _session.close()
+    global _TQ_CLIENT, _TQ_CONTROLLER, _TQ_STORAGE
+    _TQ_CLIENT = _TQ_CONTROLLER = _TQ_STORAGE = None
+    try:
+        _session.close()
+    finally:
+        _ray.close()
 
 
 def get_client() -> TransferQueueClient:
