@@ -16,8 +16,10 @@ __all__ = [
     "Change",
     "KVBatchMeta",
     "SequentialSampler",
+    "SimpleStorageUnit",
     "StorageKeyNotFoundError",
     "TransferQueueClient",
+    "TransferQueueController",
     "TransferQueueError",
     "UnitInfo",
     "__version__",
@@ -36,6 +38,7 @@ __all__ = [
     "errors",
     "get_client",
     "get_metrics_endpoint",
+    "get_placement_group",
     "init",
     "kv_batch_get",
     "kv_batch_get_by_meta",
@@ -49,6 +52,7 @@ __all__ = [
     "kv_watch",
     "list_units",
     "merge",
+    "process_zmq_server_info",
 ]
 
 __version__ = _version()
@@ -60,6 +64,7 @@ _hosting = sys.argv[:1] == ["-m"] or os.path.basename(sys.argv[0] if sys.argv el
 if TYPE_CHECKING or not _hosting:
     from transfer_queue import errors, merge
     from transfer_queue.client import AsyncTransferQueueClient, TransferQueueClient, UnitInfo
+    from transfer_queue.controller import TransferQueueController
     from transfer_queue.errors import StorageKeyNotFoundError, TransferQueueError
     from transfer_queue.interface import (
         Change,
@@ -92,13 +97,20 @@ if TYPE_CHECKING or not _hosting:
     )
     from transfer_queue.metadata import BatchMeta, KVBatchMeta
     from transfer_queue.sampler import BaseSampler, SequentialSampler
+    from transfer_queue.storage import SimpleStorageUnit
+    from transfer_queue.utils.common import get_placement_group
+    from transfer_queue.utils.zmq_utils import process_zmq_server_info
 else:
+    _HOMES = [
+        *["interface", "client", "metadata", "sampler", "errors", "controller", "storage"],
+        *["utils.common", "utils.zmq_utils"],
+    ]
 
     def __getattr__(name: str) -> Any:
         if name in ("errors", "merge"):
             return importlib.import_module(f"{__name__}.{name}")
         if name in __all__:
-            for home in ("interface", "client", "metadata", "sampler", "errors"):
+            for home in _HOMES:
                 module = importlib.import_module(f"{__name__}.{home}")
                 if hasattr(module, name):
                     return getattr(module, name)

@@ -42,13 +42,15 @@ class ActorClass:
 
     Args:
         name: name of the class for users.
+        doc: its documentation.
         home: module of the class that runs in the actor; it is imported when the first actor is made.
         host: name of that class.
         options: of every actor, unless its maker gives others.
     """
 
-    def __init__(self, name: str, home: str, host: str, **options: Any) -> None:
+    def __init__(self, name: str, doc: str, home: str, host: str, **options: Any) -> None:
         self.__name__ = self.__qualname__ = name
+        self.__doc__ = doc
         self.home, self.host, self._defaults = home, host, options
 
     def options(self, **options: Any) -> Any:

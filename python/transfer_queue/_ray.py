@@ -283,8 +283,13 @@ def _at_exit() -> None:
             close()
 
 
+# In a forked child a handle must not die: Ray would speak of that over the connections of the parent.
+_kept: list[Actors | None] = []
+
+
 def _after_fork() -> None:
     global _inherited
+    _kept.append(_actors)
     with contextlib.suppress(Exception):
         if _connected():
             _inherited = _worker_id()

@@ -227,6 +227,9 @@ def _refuse_what_is_missing(conf: Any) -> None:
         "backend.SimpleStorage.disk_limit_bytes": storage.get("disk_limit_bytes"),
     }
     backend = conf["backend"].get("storage_backend")
+    if backend not in conf["backend"]:
+        text = f"config: backend.storage_backend: got {backend!r}, but there is no section backend.{backend}"
+        raise InvalidArgumentError(text, "init")
     if backend != "SimpleStorage":
         asked[f"backend.storage_backend: {backend}"] = True
     missing = [name for name, value in asked.items() if value is not None]

@@ -18,6 +18,7 @@ from transfer_queue.client import TransferQueueClient, UnitInfo, unit_infos
 from transfer_queue.errors import DeadlineExceededError, NotInitializedError, TransferQueueError
 from transfer_queue.merge import NativeMerge
 from transfer_queue.metadata import KVBatchMeta
+from transfer_queue.storage.managers import AsyncSimpleStorageManager
 
 MergeFn = str | NativeMerge | Callable[[Any, Any], Any]
 DataParser = Callable[[dict[str, Any]], dict[str, Any]]
@@ -63,8 +64,15 @@ def init(conf: Any = None) -> Any:
     _TQ_CONTROLLER = actors.controller if actors is not None else session.info
     _TQ_STORAGE = (actors.units or None) if actors is not None else None
     if _TQ_CLIENT is None:
-        _TQ_CLIENT = TransferQueueClient(f"TransferQueueClient_{session.pid}", session.info)
+        _TQ_CLIENT = _new_client(session)
     return session.config
+
+
+def _new_client(session: _session.Session) -> TransferQueueClient:
+    client = TransferQueueClient(f"TransferQueueClient_{session.pid}", session.info)
+    section = (session.config.get("backend") or {}).get("SimpleStorage") or {}
+    client.storage_manager = AsyncSimpleStorageManager(session.info, section)  # the units have joined
+    return client
 
 
 def close() -> None:
@@ -87,8 +95,7 @@ def get_client() -> TransferQueueClient:
     if _TQ_CLIENT is None:
         if not _session.has_session():
             raise NotInitializedError("this process has no session, call init() first", "get_client")
-        session = _session.current("get_client")
-        _TQ_CLIENT = TransferQueueClient(f"TransferQueueClient_{session.pid}", session.info)
+        _TQ_CLIENT = _new_client(_session.current("get_client"))
     return _TQ_CLIENT
 
 
