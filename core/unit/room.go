@@ -38,12 +38,17 @@ func (f *Freed) Signal() {
 func WhenRoom(ctx context.Context, freed *Freed, wait time.Duration, try func() error) error {
 	waiting, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
+	var full error
 	for {
 		next := freed.Wait()
 		err := try()
-		if tqerr.CodeOf(err) != tqerr.ResourceExhausted {
+		switch code := tqerr.CodeOf(err); {
+		case code == tqerr.DeadlineExceeded && full != nil:
+			return full // which is why there was not time enough
+		case code != tqerr.ResourceExhausted:
 			return err
 		}
+		full = err
 		select {
 		case <-next:
 			continue

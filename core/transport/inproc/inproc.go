@@ -190,6 +190,9 @@ func (c *Conn) Serve(ctx context.Context, req *wire.Request) (replies <-chan *wi
 // Post implements transport.Poster. It returns when the handler has, which most often has replied by then.
 func (c *Conn) Post(req *wire.Request, done func(*wire.Reply, error)) {
 	ctx, cancel := context.WithCancel(c.ctx)
+	if req.Timeout > 0 {
+		ctx, cancel = context.WithTimeout(c.ctx, req.Timeout)
+	}
 	// Either the first reply stops it, or the end of the connection runs it.
 	stop := context.AfterFunc(c.ctx, func() { done(nil, failure.Lost(address, nil)) })
 	c.serve(ctx, req, func(r *wire.Reply) {

@@ -3,6 +3,7 @@ package remote
 import (
 	"context"
 	"sync/atomic"
+	"time"
 
 	"transferqueue/core/schema"
 	"transferqueue/core/store"
@@ -211,11 +212,12 @@ func (u *Unit) transform(ctx context.Context, operands []unit.Operand, at store.
 	}
 	result := &staged{u: u, number: u.numbers.Add(1)}
 	req.Txn = result.number
-	a := u.post(wire.OpUnitTransform, req, payload)
-	if err := a.wait(ctx); err != nil {
-		if ctx.Err() != nil {
-			result.Abort()
-		}
+	timeout := time.Duration(0)
+	if deadline, limited := ctx.Deadline(); limited {
+		timeout = max(time.Until(deadline), time.Millisecond)
+	}
+	a := u.postFor(timeout, wire.OpUnitTransform, req, payload)
+	if err := a.waitOut(ctx, result.Abort); err != nil {
 		return nil, err
 	}
 	out := &unit.Transformed{Staged: result}
@@ -228,3 +230,32 @@ func (u *Unit) transform(ctx context.Context, operands []unit.Operand, at store.
 	}
 	return out, nil
 }
+
+// waitOut is wait for work that the unit ends by itself when time is over, and tells why it has not come to an end; so it
+// waits a moment longer for that. stop calls the work off.
+func (a *answer) waitOut(ctx context.Context, stop func()) error {
+	ended := a.wait(ctx)
+	if ctx.Err() == nil {
+		return ended
+	}
+	timer := time.NewTimer(endGrace)
+	defer timer.Stop()
+	if tqerr.CodeOf(ctx.Err()) != tqerr.DeadlineExceeded {
+		stop()
+	}
+	select {
+	case <-a.done:
+		if a.err != nil && tqerr.CodeOf(a.err) != tqerr.Cancelled {
+			ended = a.err
+		}
+	case <-timer.C:
+	}
+	stop()
+	if ended == nil {
+		ended = unit.Ended(ctx, "waiting for unit \""+a.u.at.Name+"\"")
+	}
+	return ended
+}
+
+// endGrace is less than what a client waits for an answer after the time that it gave.
+const endGrace = 100 * time.Millisecond

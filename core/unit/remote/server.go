@@ -124,7 +124,8 @@ func (s *Server) Serve(ctx context.Context, peer transport.Peer, req *wire.Reque
 	l.answer(r, result, err)
 }
 
-func (r *request) fail(err error) { r.reply(wire.ErrorReply(tqerr.WithOp(r.Op.String(), err))) }
+// fail answers with an error. The controller says during which operation of a user it happened.
+func (r *request) fail(err error) { r.reply(wire.ErrorReply(err)) }
 
 // lifeFor returns the life to which a request of the stream belongs. OpUnitOpen begins one.
 func (s *Server) lifeFor(peer transport.Peer, r *request) (*life, error) {

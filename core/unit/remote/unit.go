@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"transferqueue/core/guard"
 	"transferqueue/core/schema"
@@ -152,6 +153,11 @@ type answer struct {
 
 // post puts a request in line.
 func (u *Unit) post(op wire.Op, body any, payload []byte) *answer {
+	return u.postFor(0, op, body, payload)
+}
+
+// postFor puts a request in line whose work is given so much time, 0: any.
+func (u *Unit) postFor(timeout time.Duration, op wire.Op, body any, payload []byte) *answer {
 	a := &answer{u: u, done: make(chan struct{})}
 	raw, err := wire.Marshal(body)
 	if err == nil {
@@ -166,7 +172,7 @@ func (u *Unit) post(op wire.Op, body any, payload []byte) *answer {
 	u.stream.Lock()
 	defer u.stream.Unlock()
 	u.stream.last++
-	u.conn.Post(&wire.Request{Op: op, Sequence: u.stream.last, Body: raw, Payload: payload}, a.settle)
+	u.conn.Post(&wire.Request{Op: op, Sequence: u.stream.last, Timeout: timeout, Body: raw, Payload: payload}, a.settle)
 	return a
 }
 
