@@ -62,6 +62,9 @@ func newQueue() (*queue, error) {
 
 // submit starts a request and returns its ticket and what to wait for.
 func (q *queue) submit(c *client.Client, req *client.Request) (uint64, int, error) {
+	if c == nil {
+		return 0, -1, tqerr.New(tqerr.InvalidState, "this session is a storage unit and sends no requests")
+	}
 	q.mu.Lock()
 	ticket := q.mu.next
 	q.mu.next++
