@@ -80,6 +80,8 @@ func (s *system) kill(i int) {
 	_ = s.hosts[i].net.Close()
 }
 
+func (s *system) isDead(i int) bool { return i < len(s.hosts) && s.hosts[i].dead }
+
 func (s *system) closeHosts() {
 	for _, h := range s.hosts {
 		_ = h.net.Close()

@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"math/rand/v2"
 
 	"transferqueue/core/tqerr"
 	"transferqueue/core/transport"
@@ -47,11 +48,13 @@ func (s *Server) join(ctx context.Context, at *wire.UnitAddress) error {
 			return s.joinAgain(ctx, n, at)
 		}
 	}
-	conn, err := s.dial(ctx, at)
+	// A unit that was lost and comes back is a new one, of which the catalog knows no cell: it has to begin empty.
+	session := rand.Uint64() | 1
+	conn, err := s.dial(ctx, at, session)
 	if err != nil {
 		return tqerr.Wrap(tqerr.CodeOf(err), err, "unit %q", at.Name)
 	}
-	u, err := remote.Open(ctx, conn, remote.Address{ID: number, Name: at.Name, Host: at.Host, Socket: at.Socket, Session: s.session})
+	u, err := remote.Open(ctx, conn, remote.Address{ID: number, Name: at.Name, Host: at.Host, Socket: at.Socket, Session: session})
 	if err != nil {
 		return err
 	}
@@ -79,9 +82,9 @@ func (s *Server) joinAgain(ctx context.Context, n node, at *wire.UnitAddress) er
 	return tqerr.New(tqerr.AlreadyExists, "unit %q has joined already, at socket %q", at.Name, known.Socket())
 }
 
-func (s *Server) dial(ctx context.Context, at *wire.UnitAddress) (transport.Poster, error) {
+func (s *Server) dial(ctx context.Context, at *wire.UnitAddress, peer uint64) (transport.Poster, error) {
 	if s.opts.Dial != nil {
 		return s.opts.Dial(ctx, at)
 	}
-	return local.Dial(ctx, at.Socket, at.Secret, s.session)
+	return local.Dial(ctx, at.Socket, at.Secret, peer)
 }

@@ -12,7 +12,6 @@ package controller
 
 import (
 	"context"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -44,7 +43,6 @@ type Options struct {
 // Server is the controller of a session.
 type Server struct {
 	opts    Options
-	session uint64 // random; units in other processes know by it whose cells they hold
 	nodes   atomic.Pointer[nodes]
 	closing sync.Once
 	joining chan struct{} // has one element while nobody adds units
@@ -68,7 +66,7 @@ type Server struct {
 
 // New starts a server over units that nobody else uses.
 func New(o Options) *Server {
-	s := &Server{opts: o, session: rand.Uint64() | 1, joining: make(chan struct{}, 1), started: time.Now()}
+	s := &Server{opts: o, joining: make(chan struct{}, 1), started: time.Now()}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.joining <- struct{}{}
 	s.nodes.Store(&nodes{})

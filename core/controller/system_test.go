@@ -24,6 +24,7 @@ import (
 	"transferqueue/core/schema"
 	"transferqueue/core/store"
 	"transferqueue/core/store/memtier"
+	"transferqueue/core/tqerr"
 	"transferqueue/core/transport"
 	"transferqueue/core/transport/memnet"
 	"transferqueue/core/unit"
@@ -111,7 +112,10 @@ func (s *system) check() {
 
 // stats sums what the units hold.
 func (s *system) stats() (sum store.Stats) {
-	for _, u := range s.units {
+	for i, u := range s.units {
+		if s.isDead(i) {
+			continue
+		}
 		st := u.Stats()
 		sum.MemoryUsed += st.MemoryUsed
 		sum.Cells += st.Cells
@@ -152,7 +156,10 @@ func (s *system) leaveNothing() {
 	var names wire.NamesReply
 	admin.ask(wire.OpPartitions, nil, &names)
 	for _, name := range names.Names {
-		admin.ask(wire.OpClearPartition, &wire.PartitionRequest{Partition: name}, nil)
+		if err := admin.try(wire.OpClearPartition, &wire.PartitionRequest{Partition: name}, nil); err != nil {
+			require.Equal(s.t, tqerr.Unavailable, tqerr.CodeOf(err), err)
+			admin.ask(wire.OpClearPartition, &wire.PartitionRequest{Partition: name}, nil)
+		}
 	}
 	for _, u := range s.users {
 		require.NoError(s.t, u.Close())
