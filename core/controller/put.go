@@ -110,7 +110,7 @@ func (c *call) put() (any, error) {
 			err = t.reserve(ctx, rooms)
 		}
 		if t.worthWaiting(err) {
-			err = c.whenRoom(ctx, func() error { return t.stage(ctx) })
+			err = c.whenRoom(ctx, err, func() error { return t.stage(ctx) })
 		}
 		if err != nil {
 			return nil, err
@@ -359,8 +359,8 @@ func (t *txn) couldFit() bool {
 }
 
 // whenRoom tries something until it does not fail for want of room, whenever memory was freed, for PutWait at most.
-func (c *call) whenRoom(ctx context.Context, try func() error) error {
-	return unit.WhenRoom(ctx, &c.s.room, c.s.opts.PutWait, try)
+func (c *call) whenRoom(ctx context.Context, full error, try func() error) error {
+	return unit.WhenRoom(ctx, &c.s.room, c.s.opts.PutWait, full, try)
 }
 
 func ctxError(ctx context.Context, doing string) error { return unit.Ended(ctx, doing) }

@@ -83,7 +83,7 @@ func stageAtOnce(ctx context.Context, u node, partition string, columns []schema
 
 // stageWhenRoom waits for memory to be freed.
 func (c *call) stageWhenRoom(ctx context.Context, u node, partition string, columns []schema.Column) (staged store.Staged, err error) {
-	err = c.whenRoom(ctx, func() (err error) {
+	err = c.whenRoom(ctx, nil, func() (err error) {
 		staged, err = u.Stage(ctx, partition, columns, nil)
 		return err
 	})

@@ -34,11 +34,11 @@ func (f *Freed) Signal() {
 	}
 }
 
-// WhenRoom tries something until it does not fail for want of room, whenever memory was freed, for wait at most.
-func WhenRoom(ctx context.Context, freed *Freed, wait time.Duration, try func() error) error {
+// WhenRoom tries something until it does not fail for want of room, whenever memory was freed, for wait at most. full is why it
+// has failed before, nil when it has not been tried.
+func WhenRoom(ctx context.Context, freed *Freed, wait time.Duration, full error, try func() error) error {
 	waiting, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	var full error
 	for {
 		next := freed.Wait()
 		err := try()

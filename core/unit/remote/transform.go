@@ -108,7 +108,7 @@ func (l *life) leave(t *txn) {
 
 func (l *life) compute(ctx context.Context, req *wire.UnitTransformRequest, samples []schema.Sample, operands []unit.Operand) (*unit.Transformed, error) {
 	stage := func(columns []schema.Column) (staged store.Staged, err error) {
-		err = unit.WhenRoom(ctx, l.freed, time.Duration(req.WaitMS)*time.Millisecond, func() (err error) {
+		err = unit.WhenRoom(ctx, l.freed, time.Duration(req.WaitMS)*time.Millisecond, nil, func() (err error) {
 			staged, err = l.unit.Stage(req.Partition, columns)
 			return err
 		})
