@@ -231,6 +231,7 @@ func TestAUnitHangs(t *testing.T) {
 		require.Len(t, keys, 2)
 		remove := s.hosts[0].net.Inject(memnet.Fault{Do: memnet.DelayReply, Delay: time.Hour})
 		p := u.beginOne(keys[0], time.Minute)
+		synctest.Wait()
 		clear := u.begin(wire.OpClear, &wire.ClearRequest{Partition: "p", Keys: []string{keys[0]}}, time.Minute)
 		require.NoError(t, other.beginOne(keys[1], time.Minute).wait().Err)
 		other.put(s.rows(narrow, []string{keys[1]}, 4))

@@ -26,7 +26,7 @@ func (s *staged) Blocks() []store.Block { return s.blocks }
 // Commit implements store.Staged.
 func (s *staged) Commit(samples []schema.Sample) {
 	if !s.ended.Swap(true) {
-		s.u.post(wire.OpUnitCommit, &wire.UnitCommitRequest{Txn: s.number, Samples: wireSamples(samples)}, nil)
+		s.u.mustPost(wire.OpUnitCommit, &wire.UnitCommitRequest{Txn: s.number, Samples: wireSamples(samples)})
 	}
 }
 

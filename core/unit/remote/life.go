@@ -171,7 +171,7 @@ func (l *life) commit(r *request) (*wire.UnitReply, error) {
 	l.mu.Lock()
 	t := l.mu.txns[req.Txn]
 	ready := t != nil && t.staged != nil && t.users == 0
-	rows := 0
+	rows := len(samples) // of no columns
 	if ready && len(t.columns) > 0 {
 		rows = t.columns[0].Rows
 	}

@@ -198,12 +198,13 @@ func (s *Server) Unit() *unit.Unit {
 	return s.mu.unit
 }
 
-// Close ends the unit. The transport in front of it must be closed already.
+// Close ends the unit. InvalidState while something is staged or leased, which the end of the transport in front of it ends.
 func (s *Server) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.mu.closed = true
-	return s.mu.unit.Close()
+	err := s.mu.unit.Close()
+	s.mu.closed = s.mu.closed || err == nil
+	return err
 }
 
 // answer replies to a request with what the unit holds now.

@@ -64,16 +64,19 @@ func Open(ctx context.Context, conn transport.Poster, at Address) (*Unit, error)
 	u.opened = *a.reply.Opened
 	guard.Go("unit "+at.Name, func() {
 		<-conn.Done()
-		u.lose()
+		u.lose(nil)
 	})
 	return u, nil
 }
 
 // lose makes the unit unavailable. What waited for its memory looks for other room.
-func (u *Unit) lose() {
+func (u *Unit) lose(why error) {
 	u.state.Lock()
 	if u.state.lost == nil {
 		u.state.lost = tqerr.New(tqerr.Unavailable, "unit %q is gone", u.at.Name)
+		if why != nil && tqerr.CodeOf(why) != tqerr.Unavailable {
+			u.state.lost = tqerr.New(tqerr.Unavailable, "unit %q was given up: %s", u.at.Name, why)
+		}
 	}
 	tell := u.state.onFree
 	u.state.Unlock()
@@ -137,7 +140,7 @@ func (u *Unit) Sync(ctx context.Context) error {
 // Close ends the connection. The unit drops what is staged and leased; its cells stay.
 func (u *Unit) Close() error {
 	err := u.conn.Close()
-	u.lose()
+	u.lose(nil)
 	u.segments.close()
 	return err
 }
@@ -149,6 +152,7 @@ type answer struct {
 	reply   wire.UnitReply
 	payload []byte
 	err     error
+	must    atomic.Bool // an error means that the unit cannot be used
 }
 
 // post puts a request in line.
@@ -176,6 +180,23 @@ func (u *Unit) postFor(timeout time.Duration, op wire.Op, body any, payload []by
 	return a
 }
 
+// mustPost puts a request in line that the unit cannot refuse. One that does is not what the controller takes it for, and is
+// given up before anybody reads from it.
+func (u *Unit) mustPost(op wire.Op, body any) {
+	a := u.post(op, body, nil)
+	a.must.Store(true)
+	if a.ready() {
+		a.insist()
+	}
+}
+
+func (a *answer) insist() {
+	if a.err != nil && a.must.Swap(false) {
+		a.u.lose(a.err)
+		guard.Go("unit "+a.u.at.Name, func() { _ = a.u.conn.Close() })
+	}
+}
+
 // settle takes the answer.
 func (a *answer) settle(reply *wire.Reply, err error) {
 	if err == nil {
@@ -190,6 +211,7 @@ func (a *answer) settle(reply *wire.Reply, err error) {
 	}
 	a.err = err
 	close(a.done)
+	a.insist()
 }
 
 // learn keeps the latest counts of the unit, and tells of memory that was freed.
