@@ -11,7 +11,8 @@ import (
 // NoUnit stands for the unit of a row that has none yet.
 const NoUnit = ^uint32(0)
 
-// numSlots is the number of placement buckets. A slot lives on one unit, and a sample stays in its slot.
+// numSlots is the number of placement buckets that are dealt out. A slot lives on one unit, and a sample stays in its slot. A
+// unit that joins while every slot has samples gets one more.
 const numSlots = 1024
 
 // unit is a storage server as placement sees it.
@@ -24,7 +25,7 @@ type unit struct {
 	limit   int64 // of samples
 }
 
-// AddUnit makes a unit known and deals it its share of the slots, as far as slots without samples can be had. A unit that is
+// AddUnit makes a unit known and deals it its share of the slots, as far as slots without samples can be had, at least one. A unit that is
 // known already only changes its host.
 func (c *Catalog) AddUnit(id uint32, host string) {
 	if u := c.unit(id); u != nil {
@@ -42,6 +43,10 @@ func (c *Catalog) AddUnit(id uint32, host string) {
 	}
 	for len(u.slots) < numSlots/len(c.units) {
 		slot, ok := c.spareSlot(u)
+		if !ok && len(u.slots) == 0 {
+			c.unitOf, c.slotSamples = append(c.unitOf, nil), append(c.slotSamples, 0)
+			c.deal(u, uint16(len(c.unitOf)-1))
+		}
 		if !ok {
 			return
 		}

@@ -37,7 +37,9 @@ class UnitHost:
         >>> host.close()
     """
 
-    def __init__(self, name: str, memory_limit_bytes: int = 0, sample_limit: int = 0, namespace: str = "default") -> None:
+    def __init__(
+        self, name: str, memory_limit_bytes: int = 0, sample_limit: int = 0, namespace: str = "default"
+    ) -> None:
         options = {
             "mode": "unit",
             "dir": os.environ.get("TQ_RUNTIME_DIR", ""),
