@@ -55,6 +55,15 @@ const (
 	OpCreatePartition
 	OpStoreConfig
 	OpStream
+	OpUnitOpen
+	OpUnitStage
+	OpUnitCommit
+	OpUnitAbort
+	OpUnitRead
+	OpUnitRelease
+	OpUnitDelete
+	OpUnitTransform
+	OpUnitStats
 )
 
 // Request is what a client asks. Sequence names a request that changes or grants something (0: none; see Sequence): one that
