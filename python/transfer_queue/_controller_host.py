@@ -54,7 +54,7 @@ class ControllerHost:
             if conf is None:
                 given = {"polling_mode": polling_mode, **({} if sampler is None else {"sampler": sampler})}
                 conf = config.load({"controller": given})
-            self._session = _session.own_private(conf)
+            self._session = _session.own_private(conf, units_join=True)
         except BaseException as error:
             self._failed = error  # an error of the constructor would reach nobody as what it is
 
@@ -81,15 +81,13 @@ class ControllerHost:
         """The address with which clients join."""
         return self._open.info
 
-    async def get_process(self) -> tuple[str, int]:
-        """Ray node and process id of this actor."""
-        import ray
-
-        return ray.get_runtime_context().get_node_id(), os.getpid()
-
     async def get_session_config(self) -> Any:
         """The configuration that the session has, whether or not it is stored for others."""
         return self._open.config
+
+    async def join_units(self, units: Sequence[ZMQServerInfo]) -> None:
+        """Make storage units part of the session."""
+        await self._ask(_controller_requests.join_units(units, self._open.timeout_s))
 
     async def store_config(self, conf: Any) -> None:
         """Store the configuration that attaching processes are given; this lets them in."""

@@ -14,13 +14,15 @@ import contextlib
 import logging
 import os
 import select
+import socket
 import sys
 import time
 from typing import Any
 
-from transfer_queue import _session
+from transfer_queue import _ray_units, _session
 from transfer_queue._actor_class import ray_module
 from transfer_queue.errors import InvalidStateError, NotInitializedError, TransferQueueError, UnavailableError
+from transfer_queue.utils.zmq_utils import ZMQServerInfo
 
 __all__ = ["actors", "close", "join_session", "open_session", "usable"]
 
@@ -47,11 +49,11 @@ class Actors:
         self.worker_id, self.pid = _worker_id(), os.getpid()
         self._processes: list[int] = []  # pidfds
 
-    def watch(self, node: str, pid: int) -> None:
-        """Remember a process of an actor, to see its end if it is one of this host."""
-        if node == ray_module().get_runtime_context().get_node_id():
+    def watch(self, info: ZMQServerInfo) -> None:
+        """Remember the process of an actor, to see its end if it is one of this host."""
+        if info.ip == socket.gethostname():
             with contextlib.suppress(OSError):
-                self._processes.append(os.pidfd_open(pid))
+                self._processes.append(os.pidfd_open(info.pid))
 
     def end(self) -> None:
         """End all of them, and return when they are gone."""
@@ -75,8 +77,13 @@ class Actors:
             os.close(process)
         self._processes.clear()
         with contextlib.suppress(Exception):
-            while _named() is not None and time.monotonic() < deadline:
+            while self._named() and time.monotonic() < deadline:
                 time.sleep(_RETRY_S)
+
+    def _named(self) -> bool:
+        """Whether Ray still knows the name of one of them, which would keep the next session from having it."""
+        units = {_ray_units.actor_name(rank) for rank in range(len(self.units))}
+        return _named() is not None or not units.isdisjoint(ray_module().util.list_named_actors())
 
 
 _actors: Actors | None = None
@@ -260,9 +267,16 @@ def _settled(controller: Any, conf: Any, patience: _Patience) -> _session.Sessio
     global _actors
     made = Actors(controller, owner=True)
     try:
+        made.units = _ray_units.start(conf)
         info = _ask(controller.get_zmq_server_info.remote, patience, _CONTROLLER)
-        made.watch(*_ask(controller.get_process.remote, patience, _CONTROLLER))
+        made.watch(info)
+        units = {}
+        for name, unit in made.units.items():
+            units[name] = _ask(unit.get_zmq_server_info.remote, patience, f"storage unit {name!r}")
+            made.watch(units[name])
+        _ask(lambda: controller.join_units.remote(list(units.values())), patience, _CONTROLLER)
         complete = _ask(controller.get_session_config.remote, patience, _CONTROLLER)
+        complete["backend"]["SimpleStorage"]["zmq_info"] = units
         _ask(lambda: controller.store_config.remote(complete), patience, _CONTROLLER)
         session = _session.enter(info, max(1.0, patience.left()))
     except BaseException:

@@ -260,10 +260,17 @@ def open_session(conf: Any, mode: str | None = None, folder: str | None = None) 
         return _current
 
 
-def own_private(conf: Any) -> Session:
-    """Start a session that others join only by its address, beside the session of this process."""
+def own_private(conf: Any, units_join: bool = False) -> Session:
+    """Start a session that others join only by its address, beside the session of this process.
+
+    Args:
+        conf: its configuration.
+        units_join: no unit runs in this process; they run in others and join.
+    """
     _refuse_what_is_missing(conf)
     options = {**_options(conf, "own"), "unpublished": True, "config": _pickled(_unplaced(conf))}
+    if units_join:
+        options["units"] = -1
     session = Session(options)
     with _lock:
         _others[session.id] = session

@@ -56,12 +56,6 @@ class UnitActor:
             Role.STORAGE, at["name"], ip=at["host"], socket=at["socket"], secret=at["secret"], pid=at["pid"]
         )
 
-    async def get_process(self) -> tuple[str, int]:
-        """Ray node and process id of this actor."""
-        import ray
-
-        return ray.get_runtime_context().get_node_id(), os.getpid()
-
     async def shutdown(self) -> None:
         """End the unit. What it holds is gone."""
         host, self._host = self._host, None
