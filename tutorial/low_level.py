@@ -1,4 +1,6 @@
-"""Samples by index: insert, produce, fetch, consume, with the low-level client. Run `python tutorial/low_level.py`; it needs nothing else.
+"""Samples by index: insert, produce, fetch, consume, with the low-level client.
+
+Run `python tutorial/low_level.py`; it needs nothing else.
 
 Two tasks read the same samples, each every sample once. Nobody names a sample: `get_meta` hands them out.
 """

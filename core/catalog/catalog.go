@@ -60,8 +60,8 @@ type Catalog struct {
 	tags        paged[[]byte]
 
 	units       []*unit // as added
-	unitOf      [numSlots]*unit
-	slotSamples [numSlots]int64
+	unitOf      []*unit // of each slot
+	slotSamples []int64
 	epoch       uint64
 }
 
@@ -71,7 +71,8 @@ func New(o Options) *Catalog {
 	if limit <= 0 {
 		limit = math.MaxInt64
 	}
-	return &Catalog{preAllocate: max(o.PreAllocate, 1), sampleLimit: limit, partitions: map[string]*partition{}}
+	return &Catalog{preAllocate: max(o.PreAllocate, 1), sampleLimit: limit, partitions: map[string]*partition{},
+		unitOf: make([]*unit, numSlots), slotSamples: make([]int64, numSlots)}
 }
 
 // partition is one table.

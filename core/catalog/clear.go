@@ -13,9 +13,21 @@ type Clearing struct {
 	Samples   []schema.Sample
 	Units     []uint32 // of each sample
 	Fields    []string // nil: all cells of the samples
+	Fresh     int      // so many of the first samples were seen until now; the others only wait for their units
 	Events    []Event
 
 	whole bool // the partition goes too
+}
+
+// Without returns the part of the work that is not that of some units.
+func (cl *Clearing) Without(units map[uint32]bool) *Clearing {
+	out := &Clearing{Partition: cl.Partition, Fields: cl.Fields}
+	for i, s := range cl.Samples {
+		if !units[cl.Units[i]] {
+			out.Samples, out.Units = append(out.Samples, s), append(out.Units, cl.Units[i])
+		}
+	}
+	return out
 }
 
 // StartClearKeys makes samples disappear: their keys, tags, cells and consumption. When the units have deleted the cells,
@@ -80,6 +92,7 @@ func (c *Catalog) startClear(p *partition, active, again []int64) *Clearing {
 	for k, i := range all {
 		cl.Samples[k], cl.Units[k] = c.sample(i), c.home(i).id
 	}
+	cl.Fresh = len(active)
 	rows := bitset.NewMask(active)
 	p.owned.RemoveAll(rows)
 	p.active.RemoveAll(rows)
@@ -186,6 +199,7 @@ func (c *Catalog) ClearFields(partition string, keys []string, samples []schema.
 		if cleared[i] == nil {
 			continue
 		}
+		cl.Fresh++
 		cl.Samples = append(cl.Samples, c.sample(i))
 		cl.Units = append(cl.Units, c.home(i).id)
 		if key, ok := c.keyOf(p, i); ok {

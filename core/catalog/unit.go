@@ -11,7 +11,8 @@ import (
 // NoUnit stands for the unit of a row that has none yet.
 const NoUnit = ^uint32(0)
 
-// numSlots is the number of placement buckets. A slot lives on one unit, and a sample stays in its slot.
+// numSlots is the number of placement buckets that are dealt out. A slot lives on one unit, and a sample stays in its slot. A
+// unit that joins while every slot has samples gets one more.
 const numSlots = 1024
 
 // unit is a storage server as placement sees it.
@@ -21,16 +22,17 @@ type unit struct {
 	slots   []uint16
 	turn    int   // which of slots is next
 	samples int64 // active and clearing ones
+	limit   int64 // of samples
 }
 
-// AddUnit makes a unit known and deals it its share of the slots, as far as slots without samples can be had. A unit that is
+// AddUnit makes a unit known and deals it its share of the slots, as far as slots without samples can be had, at least one. A unit that is
 // known already only changes its host.
 func (c *Catalog) AddUnit(id uint32, host string) {
 	if u := c.unit(id); u != nil {
 		u.host = host
 		return
 	}
-	u := &unit{id: id, host: host}
+	u := &unit{id: id, host: host, limit: c.sampleLimit}
 	c.units = append(c.units, u)
 	c.epoch++
 	if len(c.units) == 1 {
@@ -41,6 +43,10 @@ func (c *Catalog) AddUnit(id uint32, host string) {
 	}
 	for len(u.slots) < numSlots/len(c.units) {
 		slot, ok := c.spareSlot(u)
+		if !ok && len(u.slots) == 0 {
+			c.unitOf, c.slotSamples = append(c.unitOf, nil), append(c.slotSamples, 0)
+			c.deal(u, uint16(len(c.unitOf)-1))
+		}
 		if !ok {
 			return
 		}
@@ -49,6 +55,14 @@ func (c *Catalog) AddUnit(id uint32, host string) {
 		from.turn = 0
 		c.deal(u, slot)
 	}
+}
+
+// LimitUnit bounds the samples of a unit; 0: no limit.
+func (c *Catalog) LimitUnit(id uint32, samples int64) {
+	if samples <= 0 {
+		samples = math.MaxInt64
+	}
+	c.unit(id).limit = samples
 }
 
 func (c *Catalog) deal(u *unit, slot uint16) {
@@ -97,7 +111,7 @@ func (c *Catalog) unit(id uint32) *unit {
 func (c *Catalog) home(i int64) *unit { return c.unitOf[c.slots.get(i)] }
 
 // room returns how many more samples a unit may have.
-func (c *Catalog) room(u *unit) int64 { return max(c.sampleLimit-u.samples, 0) }
+func (c *Catalog) room(u *unit) int64 { return max(u.limit-u.samples, 0) }
 
 // nextSlot returns the slot for the new rows of one write.
 func (u *unit) nextSlot() uint16 {
@@ -186,13 +200,18 @@ func (c *Catalog) candidates(host string, rooms []Room) (list []candidate, total
 }
 
 func (c *Catalog) exceeded(candidates []candidate, rows int) error {
-	existing := int64(0)
+	existing, limit := int64(0), int64(0)
+	each := c.unit(candidates[0].unit).limit
 	for _, x := range candidates {
-		existing += c.unit(x.unit).samples
+		u := c.unit(x.unit)
+		existing, limit, each = existing+u.samples, limit+u.limit, min(each, u.limit)
 	}
-	n := int64(len(candidates))
+	if n := int64(len(candidates)); each*n != limit {
+		return tqerr.New(tqerr.CapacityExceeded, "Storage capacity exceeded: %d existing + %d new samples > limit %d (of %d units)",
+			existing, rows, limit, n)
+	}
 	return tqerr.New(tqerr.CapacityExceeded, "Storage capacity exceeded: %d existing + %d new samples > limit %d (%d on each of %d units)",
-		existing, rows, c.sampleLimit*n, c.sampleLimit, n)
+		existing, rows, limit, each, len(candidates))
 }
 
 // fill gives the longest possible run of rows to one unit after the other and returns the rows that fit on none.

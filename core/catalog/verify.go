@@ -13,12 +13,12 @@ func (c *Catalog) Verify() error {
 	if len(c.order) != len(c.partitions) {
 		return fmt.Errorf("%d partitions in order, %d by name", len(c.order), len(c.partitions))
 	}
-	owners, slots := map[int64]string{}, [numSlots]int64{}
+	owners, slots := map[int64]string{}, make([]int64, len(c.slotSamples))
 	for _, p := range c.order {
 		if c.partitions[p.name] != p {
 			return fmt.Errorf("partition %q is not found by its name", p.name)
 		}
-		if err := c.verifyIndexes(p, owners, &slots); err != nil {
+		if err := c.verifyIndexes(p, owners, slots); err != nil {
 			return fmt.Errorf("partition %q: %w", p.name, err)
 		}
 		if err := c.verifyKeys(p); err != nil {
@@ -34,14 +34,14 @@ func (c *Catalog) Verify() error {
 	if len(owners) != c.indexes.Used() {
 		return fmt.Errorf("%d indexes in use, %d belong to partitions", c.indexes.Used(), len(owners))
 	}
-	if slots != c.slotSamples {
+	if !slices.Equal(slots, c.slotSamples) {
 		return fmt.Errorf("the samples of a slot are miscounted")
 	}
 	return c.verifyUnits()
 }
 
 // verifyIndexes checks the states of a partition's indexes, and counts them by owner and slot.
-func (c *Catalog) verifyIndexes(p *partition, owners map[int64]string, slots *[numSlots]int64) error {
+func (c *Catalog) verifyIndexes(p *partition, owners map[int64]string, slots []int64) error {
 	for _, i := range append(p.owned.Members(nil), p.clearing.Members(nil)...) {
 		if other, taken := owners[i]; taken {
 			return fmt.Errorf("index %d belongs to partition %q too, or is in two states", i, other)
@@ -196,8 +196,8 @@ func (c *Catalog) verifyUnits() error {
 		}
 		dealt += len(u.slots)
 	}
-	if len(c.units) > 0 && dealt != numSlots {
-		return fmt.Errorf("%d slots dealt, want %d", dealt, numSlots)
+	if len(c.units) > 0 && dealt != len(c.unitOf) {
+		return fmt.Errorf("%d slots dealt, want %d", dealt, len(c.unitOf))
 	}
 	return nil
 }

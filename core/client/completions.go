@@ -57,6 +57,9 @@ func (q *Completions) Wake() {
 
 // Submit starts a request and returns its ticket and what to wait for.
 func (q *Completions) Submit(c *Client, req *Request) (uint64, int, error) {
+	if c == nil {
+		return 0, -1, tqerr.New(tqerr.InvalidState, "this session is a storage unit and sends no requests")
+	}
 	q.mu.Lock()
 	ticket := q.mu.next
 	q.mu.next++

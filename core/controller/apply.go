@@ -40,7 +40,7 @@ func (c *call) apply(t *txn) (any, error) {
 	if t.transforms() {
 		return c.transform(t)
 	}
-	return c.writing(instant{
+	return c.writing(&instant{
 		cells: t.cells,
 		do: func() (any, error) {
 			result, err := t.applyLocked()
@@ -72,7 +72,7 @@ func (t *txn) restage(ctx context.Context, stage stager) error {
 	}
 	s.mu.RUnlock()
 	if err != nil {
-		return err
+		return s.explain(err)
 	}
 	t.units, t.shares = units, t.split(units)
 	for i := range t.shares {
@@ -85,33 +85,45 @@ func (t *txn) restage(ctx context.Context, stage stager) error {
 			return err
 		}
 	}
-	t.copyFrom(&old)
+	if err := t.copyFrom(&old); err != nil {
+		t.abort()
+		return err
+	}
 	return nil
 }
 
 // copyFrom copies staged bytes row by row from another staging of the same write.
-func (t *txn) copyFrom(old *txn) {
+func (t *txn) copyFrom(old *txn) error {
 	from, to := pieces(old.shares), pieces(t.shares)
 	for k := range t.write.Columns {
 		source := make([][]byte, t.rows)
 		for _, p := range from {
 			sh := &old.shares[p.share]
 			if sh.staged == nil {
-				return
+				return nil
 			}
-			data, offsets := sh.unit.Bytes(sh.staged.Blocks()[k]), sh.cols[k].Offsets()
+			data, err := sh.unit.Bytes(sh.staged.Blocks()[k])
+			if err != nil {
+				return err
+			}
+			offsets := sh.cols[k].Offsets()
 			for i := range p.rows {
 				source[int(p.from)+i] = data[offsets[p.at+i]:offsets[p.at+i+1]]
 			}
 		}
 		for _, p := range to {
 			sh := &t.shares[p.share]
-			data, offsets := sh.unit.Bytes(sh.staged.Blocks()[k]), sh.cols[k].Offsets()
+			data, err := sh.unit.Bytes(sh.staged.Blocks()[k])
+			if err != nil {
+				return err
+			}
+			offsets := sh.cols[k].Offsets()
 			for i := range p.rows {
 				copy(data[offsets[p.at+i]:offsets[p.at+i+1]], source[int(p.from)+i])
 			}
 		}
 	}
+	return nil
 }
 
 // cells names what the write touches among the samples that exist. Called with mu held.
@@ -125,6 +137,14 @@ func (t *txn) cells() *writeSet {
 
 // applyLocked changes the catalog and commits the units. Called with mu held.
 func (t *txn) applyLocked() (*wire.PutResult, error) {
+	for _, sh := range t.shares {
+		if sh.staged == nil {
+			continue
+		}
+		if err := sh.unit.Lost(); err != nil {
+			return nil, err
+		}
+	}
 	t.write.Unwatched = len(t.s.mu.watches[t.write.Partition]) == 0
 	applied, err := t.s.mu.cat.Apply(&t.write, t.units)
 	if err != nil {

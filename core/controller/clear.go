@@ -1,8 +1,12 @@
 package controller
 
 import (
+	"context"
+
 	"transferqueue/core/catalog"
+	"transferqueue/core/guard"
 	"transferqueue/core/schema"
+	"transferqueue/core/unit"
 	"transferqueue/core/wire"
 )
 
@@ -25,25 +29,52 @@ func (c *call) clear() (any, error) {
 		}
 		return newWriteSet(r.Partition, r.Fields, s.mu.cat.Existing(&catalog.Write{Partition: r.Partition, Keys: r.Keys}), false)
 	}
-	return c.writing(instant{cells: cells, do: func() (any, error) {
-		var cl *catalog.Clearing
+	return c.clearing(cells, func() *catalog.Clearing {
 		switch {
 		case r.Fields != nil:
-			cl = s.mu.cat.ClearFields(r.Partition, r.Keys, samples, r.Fields)
+			return s.mu.cat.ClearFields(r.Partition, r.Keys, samples, r.Fields)
 		case samples != nil:
-			cl = s.mu.cat.StartClearSamples(r.Partition, samples)
+			return s.mu.cat.StartClearSamples(r.Partition, samples)
 		default:
-			cl = s.mu.cat.StartClearKeys(r.Partition, r.Keys)
+			return s.mu.cat.StartClearKeys(r.Partition, r.Keys)
 		}
+	})
+}
+
+// clearing hides samples or fields, deletes their cells on the units, and releases the indexes when the units have answered.
+// That happens even when the client does not wait so long.
+func (c *call) clearing(cells func() *writeSet, hide func() *catalog.Clearing) (any, error) {
+	s := c.s
+	w := &instant{cells: cells}
+	w.do = func() (any, error) {
+		cl := hide()
 		c.samples = len(cl.Samples)
-		s.deleteLocked(cl)
-		if r.Fields == nil {
-			s.mu.sampler.Cleared(r.Partition, indexesOf(cl.Samples))
+		if cl.Fields == nil {
+			s.mu.sampler.Cleared(cl.Partition, indexesOf(cl.Samples))
 		}
-		s.mu.cat.FinishClear(cl)
+		d := s.deleteLocked(cl)
+		if len(d.waiting) == 0 && d.err == nil {
+			s.mu.cat.FinishClear(cl)
+			s.changed(cl.Partition, cl.Events)
+			return nil, nil
+		}
 		s.changed(cl.Partition, cl.Events)
+		finished := make(chan struct{})
+		guard.Go("controller clear", func() {
+			defer close(finished)
+			s.finish(d)
+		})
+		w.rest = func(ctx context.Context) (any, error) {
+			select {
+			case <-finished:
+				return nil, d.err
+			case <-ctx.Done():
+				return nil, ctxError(ctx, "units delete what was cleared")
+			}
+		}
 		return nil, nil
-	}})
+	}
+	return c.writing(w)
 }
 
 func indexesOf(samples []schema.Sample) []int64 {
@@ -54,14 +85,59 @@ func indexesOf(samples []schema.Sample) []int64 {
 	return out
 }
 
-// deleteLocked deletes on the units what the catalog has hidden already.
-func (s *Server) deleteLocked(cl *catalog.Clearing) {
+// deletion is a clear whose units have not all answered.
+type deletion struct {
+	cl      *catalog.Clearing
+	waiting map[uint32]unit.Deleting
+	failed  map[uint32]bool // units
+	err     error           // of one of them
+}
+
+// deleteLocked deletes on the units what the catalog has hidden already. A unit that is gone has nothing to delete any more;
+// who clears samples that were on it is told once, and finishes the clear by a second one.
+func (s *Server) deleteLocked(cl *catalog.Clearing) *deletion {
+	d := &deletion{cl: cl}
 	if len(cl.Samples) == 0 {
-		return
+		return d
 	}
 	for _, sh := range (&txn{s: s}).split(cl.Units) {
-		sh.unit.Delete(cl.Partition, cl.Fields, pickRuns(cl.Samples, sh.runs))
+		if err := sh.unit.Lost(); err != nil {
+			if int(sh.runs[0]) < cl.Fresh {
+				d.fail(sh.unit.ID(), err)
+			}
+			continue
+		}
+		if waiting := sh.unit.Delete(cl.Partition, cl.Fields, pickRuns(cl.Samples, sh.runs)); waiting != nil {
+			if d.waiting == nil {
+				d.waiting = map[uint32]unit.Deleting{}
+			}
+			d.waiting[sh.unit.ID()] = waiting
+		}
 	}
+	return d
+}
+
+func (d *deletion) fail(id uint32, err error) {
+	if d.failed == nil {
+		d.failed = map[uint32]bool{}
+	}
+	d.failed[id], d.err = true, err
+}
+
+// finish waits for the units and releases the indexes of those that have deleted.
+func (s *Server) finish(d *deletion) {
+	for id, waiting := range d.waiting {
+		<-waiting.Done()
+		if err := waiting.Err(); err != nil {
+			d.fail(id, err)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if d.err != nil {
+		d.cl = d.cl.Without(d.failed)
+	}
+	s.mu.cat.FinishClear(d.cl)
 }
 
 func (c *call) clearPartition() (any, error) {
@@ -71,13 +147,8 @@ func (c *call) clearPartition() (any, error) {
 	}
 	s := c.s
 	cells := func() *writeSet { return newWriteSet(r.Partition, nil, nil, true) }
-	return c.writing(instant{cells: cells, do: func() (any, error) {
-		cl := s.mu.cat.StartClearPartition(r.Partition)
-		c.samples = len(cl.Samples)
-		s.deleteLocked(cl)
-		s.mu.cat.FinishClear(cl)
+	return c.clearing(cells, func() *catalog.Clearing {
 		s.mu.sampler.ClearPartition(r.Partition)
-		s.changed(cl.Partition, cl.Events)
-		return nil, nil
-	}})
+		return s.mu.cat.StartClearPartition(r.Partition)
+	})
 }

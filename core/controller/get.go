@@ -1,29 +1,32 @@
 package controller
 
 import (
+	"context"
 	"errors"
+	"slices"
 
 	"transferqueue/core/catalog"
 	"transferqueue/core/schema"
 	"transferqueue/core/store"
 	"transferqueue/core/tqerr"
+	"transferqueue/core/unit"
 	"transferqueue/core/wire"
 )
 
-// read is a get in progress: what was selected, and what each unit leased of it.
+// read is a get in progress: what was selected, and what each unit has found of it.
 type read struct {
-	s      *Server
-	sel    *catalog.Selection
-	shares []share
-	order  []piece
-	leases []store.Lease
+	s        *Server
+	sel      *catalog.Selection
+	shares   []share
+	order    []piece
+	readings []unit.Reading
+	cells    []*unit.Cells // of each share
 }
 
 func (r *read) release() {
-	for _, l := range r.leases {
-		l.Release()
+	for _, cells := range r.cells {
+		cells.Release()
 	}
-	r.leases = nil
 }
 
 func (c *call) get() (any, error) {
@@ -32,11 +35,75 @@ func (c *call) get() (any, error) {
 		return nil, err
 	}
 	r := &read{s: c.s}
-	columns, err := r.lease(&req)
-	if err != nil {
+	if err := r.begin(&req); err != nil {
+		return nil, err
+	}
+	if !slices.ContainsFunc(r.readings, func(reading unit.Reading) bool { return !reading.Ready() }) {
+		return c.found(c.ctx, r, &req)
+	}
+	return c.later(func(ctx context.Context) (any, error) { return c.found(ctx, r, &req) })
+}
+
+// begin resolves and puts the reads in line under the read lock, so that all rows and fields are of one moment. With views every
+// field has leases of its own.
+func (r *read) begin(req *wire.GetRequest) (err error) {
+	s := r.s
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if req.Samples != nil {
+		r.sel, err = s.mu.cat.SelectSamples(samplesOf(req.Samples), req.Partition, req.Fields)
+	} else {
+		r.sel, err = s.mu.cat.SelectKeys(req.Partition, req.Keys, req.Fields, req.Strict)
+	}
+	if err != nil || len(r.sel.Fields) == 0 {
+		return err
+	}
+	r.shares = (&txn{s: s}).split(r.sel.Units)
+	for k := range r.shares {
+		if err := r.shares[k].unit.Lost(); err != nil {
+			return err
+		}
+	}
+	r.order = pieces(r.shares)
+	inline := req.Inline
+	if req.Views {
+		inline = -1
+	}
+	for k := range r.shares {
+		r.readings = append(r.readings, r.shares[k].unit.Read(&unit.Query{
+			Partition: req.Partition, Fields: r.sel.Fields, Samples: pickRuns(r.sel.Samples, r.shares[k].runs), Apart: req.Views,
+			// Several units may have little each and much together.
+			Inline: inline, Keep: len(r.shares) > 1,
+		}))
+	}
+	return nil
+}
+
+// wait collects what the units have found, all or nothing.
+func (r *read) wait(ctx context.Context, partition string) (err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	for _, reading := range r.readings {
+		cells, failed := reading.Wait(ctx)
+		if failed == nil {
+			r.cells = append(r.cells, cells)
+			continue
+		}
+		cancel() // the others are only given up
+		if err == nil {
+			err = missing(partition, failed)
+		}
+	}
+	return err
+}
+
+// found makes the reply: with the bytes when they are few, else with leases.
+func (c *call) found(ctx context.Context, r *read, req *wire.GetRequest) (any, error) {
+	if err := r.wait(ctx, req.Partition); err != nil {
 		r.release()
 		return nil, err
 	}
+	columns := r.stitch()
 	reply := &wire.GetReply{Rows: len(r.sel.Samples), Columns: columns}
 	c.samples = reply.Rows
 	total := int64(0)
@@ -45,20 +112,21 @@ func (c *call) get() (any, error) {
 		total += column.Bytes()
 	}
 	if !req.Views && total <= req.Inline {
-		payload := r.copyOut(columns, total)
+		payload, err := r.copyOut(columns, total)
 		r.release()
-		return payloadReply{reply, payload}, nil
+		return payloadReply{reply, payload}, err
 	}
-	return reply, c.keepRead(r, &req, reply)
+	return reply, c.keepRead(r, req, reply)
 }
 
 // keepRead registers the leases with the client: one number for all, or one per column for views.
 func (c *call) keepRead(r *read, req *wire.GetRequest, reply *wire.GetReply) error {
-	groups := [][]store.Lease{r.leases}
+	groups := make([][]store.Lease, 1)
 	if req.Views {
 		groups = make([][]store.Lease, len(reply.Columns))
-		for i, l := range r.leases {
-			k := i % len(reply.Columns)
+	}
+	for _, cells := range r.cells {
+		for k, l := range cells.Leases {
 			groups[k] = append(groups[k], l)
 		}
 	}
@@ -84,45 +152,6 @@ func (c *call) keepRead(r *read, req *wire.GetRequest, reply *wire.GetReply) err
 	return nil
 }
 
-// lease resolves and leases under the read lock, so that all rows and fields are of one moment. With views every field has
-// leases of its own, in the order unit by unit, field by field.
-func (r *read) lease(req *wire.GetRequest) ([]wire.GetColumn, error) {
-	s := r.s
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	var err error
-	if req.Samples != nil {
-		r.sel, err = s.mu.cat.SelectSamples(samplesOf(req.Samples), req.Partition, req.Fields)
-	} else {
-		r.sel, err = s.mu.cat.SelectKeys(req.Partition, req.Keys, req.Fields, req.Strict)
-	}
-	if err != nil || len(r.sel.Fields) == 0 {
-		return nil, err
-	}
-	r.shares = (&txn{s: s}).split(r.sel.Units)
-	r.order = pieces(r.shares)
-	groups := [][]string{r.sel.Fields}
-	if req.Views {
-		groups = groups[:0]
-		for _, f := range r.sel.Fields {
-			groups = append(groups, []string{f})
-		}
-	}
-	leased := make([][]store.Leased, len(r.shares))
-	for k := range r.shares {
-		samples := pickRuns(r.sel.Samples, r.shares[k].runs)
-		for _, fields := range groups {
-			l, err := r.shares[k].unit.Read(req.Partition, fields, samples)
-			if err != nil {
-				return nil, missing(req.Partition, err)
-			}
-			r.leases = append(r.leases, l)
-			leased[k] = append(leased[k], l.Columns()...)
-		}
-	}
-	return r.stitch(leased), nil
-}
-
 // missing turns a cell that the unit does not have into the error a reader expects.
 func missing(partition string, err error) error {
 	var m *store.MissingError
@@ -133,11 +162,14 @@ func missing(partition string, err error) error {
 }
 
 // stitch joins the columns of all units in row order.
-func (r *read) stitch(leased [][]store.Leased) []wire.GetColumn {
+func (r *read) stitch() []wire.GetColumn {
+	if len(r.cells) == 0 {
+		return nil
+	}
 	out := make([]wire.GetColumn, len(r.sel.Fields))
 	for f := range out {
 		if len(r.shares) == 1 {
-			one := &leased[0][f]
+			one := &r.cells[0].Columns[f]
 			out[f].Column = wire.Column(one.Column)
 			for _, run := range one.Runs {
 				out[f].Runs = append(out[f].Runs, wireRun(r.shares[0].unit, run))
@@ -147,10 +179,10 @@ func (r *read) stitch(leased [][]store.Leased) []wire.GetColumn {
 		b := schema.NewBuilder(r.sel.Fields[f])
 		cursors := make([]runCursor, len(r.shares))
 		for k := range cursors {
-			cursors[k] = newRunCursor(&leased[k][f])
+			cursors[k] = newRunCursor(&r.cells[k].Columns[f])
 		}
 		for _, p := range r.order {
-			column := &leased[p.share][f].Column
+			column := &r.cells[p.share].Columns[f].Column
 			b.Append(column.Slice(p.at, p.at+p.rows))
 			cursors[p.share].take(p.rows, func(run store.Run) {
 				out[f].Runs = append(out[f].Runs, wireRun(r.shares[p.share].unit, run))
@@ -161,7 +193,7 @@ func (r *read) stitch(leased [][]store.Leased) []wire.GetColumn {
 	return out
 }
 
-func wireRun(u Unit, run store.Run) wire.Run {
+func wireRun(u node, run store.Run) wire.Run {
 	b := run.Block
 	return wire.Run{Rows: run.Rows, Unit: u.ID(), Block: wire.Block{Segment: b.Segment, Offset: b.Offset, Size: b.Size}}
 }
@@ -194,17 +226,39 @@ func (c *runCursor) take(rows int, yield func(store.Run)) {
 	}
 }
 
-// copyOut packs the bytes of all columns and drops the runs.
-func (r *read) copyOut(columns []wire.GetColumn, total int64) []byte {
+// copyOut packs the bytes of all columns and drops the runs. A unit that has sent its bytes has sent them column by column, in
+// the order of its rows, which is that of the runs.
+func (r *read) copyOut(columns []wire.GetColumn, total int64) ([]byte, error) {
+	if len(r.cells) == 1 && r.cells[0].Filled {
+		for i := range columns {
+			columns[i].Runs = nil
+		}
+		return r.cells[0].Payload, nil
+	}
+	sent := map[uint32]*unit.Cells{}
+	for k, cells := range r.cells {
+		if cells.Filled {
+			sent[r.shares[k].unit.ID()] = cells
+		}
+	}
 	payload := make([]byte, 0, total)
 	for i := range columns {
 		for _, run := range columns[i].Runs {
+			if from := sent[run.Unit]; from != nil {
+				payload = append(payload, from.Payload[:run.Block.Size]...)
+				from.Payload = from.Payload[run.Block.Size:]
+				continue
+			}
 			b := store.Block{Segment: run.Block.Segment, Offset: run.Block.Offset, Size: run.Block.Size}
-			payload = append(payload, r.s.units[run.Unit].Bytes(b)...)
+			data, err := r.s.node(run.Unit).Bytes(b)
+			if err != nil {
+				return nil, err
+			}
+			payload = append(payload, data...)
 		}
 		columns[i].Runs = nil
 	}
-	return payload
+	return payload, nil
 }
 
 func (c *call) release() (any, error) {

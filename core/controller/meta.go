@@ -1,6 +1,10 @@
 package controller
 
 import (
+	"context"
+	"slices"
+	"time"
+
 	"transferqueue/core/catalog"
 	"transferqueue/core/schema"
 	"transferqueue/core/tqerr"
@@ -49,7 +53,7 @@ func (s *Server) register(w *catalog.Write) (*catalog.Applied, error) {
 		err = s.mu.cat.Place(units, hostOfWriter, rowSizes(nil), rooms)
 	}
 	if err != nil {
-		return nil, err
+		return nil, s.explain(err)
 	}
 	applied, err := s.mu.cat.Apply(w, units)
 	if err == nil {
@@ -166,21 +170,49 @@ func (c *call) partitions() (any, error) {
 	return &wire.NamesReply{Names: c.s.mu.cat.Partitions()}, nil
 }
 
-func (c *call) listUnits() (any, error) { return &wire.UnitsReply{Units: c.s.unitInfos()}, nil }
+// freshness is how long a listing waits for units to tell what they hold now.
+const freshness = 250 * time.Millisecond
+
+// listUnits tells what the units hold, as of now; of a unit that does not answer, what it has told last.
+func (c *call) listUnits() (any, error) {
+	return c.fresh(func() (any, error) { return &wire.UnitsReply{Units: c.s.unitInfos()}, nil })
+}
+
+// fresh answers when the units have told what they hold.
+func (c *call) fresh(answer func() (any, error)) (any, error) {
+	all := c.s.nodes.Load().order
+	if !slices.ContainsFunc(all, node.waits) {
+		return answer()
+	}
+	return c.later(func(ctx context.Context) (any, error) {
+		asking, cancel := context.WithTimeout(ctx, freshness)
+		defer cancel()
+		for _, n := range all {
+			if n.Lost() == nil {
+				_ = n.sync(asking) // the last counts are good enough
+			}
+		}
+		return answer()
+	})
+}
 
 func (s *Server) unitInfos() []wire.UnitInfo {
+	all := s.nodes.Load().order
 	s.mu.RLock()
-	samples := make([]int64, len(s.order))
-	for i, u := range s.order {
-		samples[i] = s.mu.cat.SamplesOn(u.ID())
+	samples := make([]int64, len(all))
+	for i, n := range all {
+		samples[i] = s.mu.cat.SamplesOn(n.ID())
 	}
 	s.mu.RUnlock()
-	out := make([]wire.UnitInfo, len(s.order))
-	for i, u := range s.order {
-		st := u.Stats()
+	out := make([]wire.UnitInfo, len(all))
+	for i, n := range all {
+		st, state := n.Stats(), "ACTIVE"
+		if n.Lost() != nil {
+			state = "UNAVAILABLE"
+		}
 		out[i] = wire.UnitInfo{
-			ID: u.Name(), State: "ACTIVE", Host: u.Host(), MemoryUsed: st.MemoryUsed, MemoryLimit: st.MemoryLimit,
-			DiskUsed: st.DiskUsed, DiskLimit: st.DiskLimit, Samples: samples[i], SampleLimit: s.sampleLimit(), Cells: st.Cells,
+			ID: n.Name(), State: state, Host: n.Host(), MemoryUsed: st.MemoryUsed, MemoryLimit: st.MemoryLimit,
+			DiskUsed: st.DiskUsed, DiskLimit: st.DiskLimit, Samples: samples[i], SampleLimit: n.SampleLimit(), Cells: st.Cells,
 			Leases: st.Leases, Staged: st.Staged,
 		}
 	}
@@ -211,7 +243,9 @@ func (c *call) createPartition() (any, error) {
 	return &wire.CreatedReply{Created: c.s.mu.cat.EnsurePartition(r.Partition)}, nil
 }
 
-func (c *call) status() (any, error) {
+func (c *call) status() (any, error) { return c.fresh(c.summary) }
+
+func (c *call) summary() (any, error) {
 	s := c.s
 	s.clients.Lock()
 	clients := len(s.clients.byID)

@@ -73,25 +73,25 @@ func (c *call) observe(code tqerr.Code) {
 
 // metered counts what the controller asks of a unit, wherever that runs.
 type metered struct {
-	Unit
+	node
 	put, get, clear, update metrics.Series
 }
 
-func meter(u Unit) Unit { return &metered{Unit: u} }
+func meter(n node) node { return &metered{node: n} }
 
 // unmetered is the unit itself, for steps of something that is counted as a whole.
-func unmetered(u Unit) Unit {
-	if m, ok := u.(*metered); ok {
-		return m.Unit
+func unmetered(n node) node {
+	if m, ok := n.(*metered); ok {
+		return m.node
 	}
-	return u
+	return n
 }
 
 // Stage counts a put when it is committed: how long it took includes what its writer did between.
-func (m *metered) Stage(partition string, columns []schema.Column) (store.Staged, error) {
+func (m *metered) Stage(ctx context.Context, partition string, columns []schema.Column, payload []byte) (store.Staged, error) {
 	m.put.Arrive()
 	began := time.Now()
-	staged, err := m.Unit.Stage(partition, columns)
+	staged, err := m.node.Stage(ctx, partition, columns, payload)
 	if err != nil {
 		m.put.Observe(time.Since(began), 0, true)
 		return nil, err
@@ -110,26 +110,67 @@ func (p *meteredPut) Commit(samples []schema.Sample) {
 	p.series.Observe(time.Since(p.began), len(samples), false)
 }
 
-func (m *metered) Read(partition string, fields []string, samples []schema.Sample) (store.Lease, error) {
-	m.get.Arrive()
-	began := time.Now()
-	lease, err := m.Unit.Read(partition, fields, samples)
-	end(&m.get, began, len(samples), err)
-	return lease, err
+// unmeteredPut is the staged write itself, which a unit elsewhere knows by its number.
+func unmeteredPut(s store.Staged) store.Staged {
+	if p, ok := s.(*meteredPut); ok {
+		return p.Staged
+	}
+	return s
 }
 
-func (m *metered) Delete(partition string, fields []string, samples []schema.Sample) int64 {
+func (m *metered) Read(q *unit.Query) unit.Reading {
+	m.get.Arrive()
+	began := time.Now()
+	return &meteredGet{Reading: m.node.Read(q), series: &m.get, began: began, samples: len(q.Samples)}
+}
+
+type meteredGet struct {
+	unit.Reading
+	series  *metrics.Series
+	began   time.Time
+	samples int
+}
+
+func (g *meteredGet) Wait(ctx context.Context) (*unit.Cells, error) {
+	cells, err := g.Reading.Wait(ctx)
+	end(g.series, g.began, g.samples, err)
+	return cells, err
+}
+
+func (m *metered) Delete(partition string, fields []string, samples []schema.Sample) unit.Deleting {
 	m.clear.Arrive()
 	began := time.Now()
-	freed := m.Unit.Delete(partition, fields, samples)
-	m.clear.Observe(time.Since(began), len(samples), false)
-	return freed
+	waiting := m.node.Delete(partition, fields, samples)
+	if waiting == nil {
+		m.clear.Observe(time.Since(began), len(samples), false)
+		return nil
+	}
+	return &meteredClear{Deleting: waiting, series: &m.clear, began: began, samples: len(samples)}
+}
+
+// meteredClear counts when somebody looks at what became of it.
+type meteredClear struct {
+	unit.Deleting
+	series  *metrics.Series
+	began   time.Time
+	samples int
+	counted atomic.Bool
+}
+
+func (c *meteredClear) Err() error {
+	err := c.Deleting.Err()
+	if !c.counted.Swap(true) {
+		end(c.series, c.began, c.samples, err)
+	}
+	return err
 }
 
 func (m *metered) Update(ctx context.Context, spec *unit.UpdateSpec) (*unit.Transformed, error) {
 	m.update.Arrive()
 	began := time.Now()
-	result, err := m.Unit.Update(ctx, spec)
+	plain := *spec
+	plain.Staged = unmeteredPut(spec.Staged)
+	result, err := m.node.Update(ctx, &plain)
 	end(&m.update, began, len(spec.Samples), err)
 	return result, err
 }
@@ -138,7 +179,9 @@ func (m *metered) Update(ctx context.Context, spec *unit.UpdateSpec) (*unit.Tran
 func (m *metered) Parse(ctx context.Context, spec *unit.ParseSpec) (*unit.Transformed, error) {
 	m.put.Arrive()
 	began := time.Now()
-	result, err := m.Unit.Parse(ctx, spec)
+	plain := *spec
+	plain.Staged = unmeteredPut(spec.Staged)
+	result, err := m.node.Parse(ctx, &plain)
 	end(&m.put, began, spec.Rows, err)
 	return result, err
 }
@@ -163,8 +206,10 @@ func (m *metered) metrics(info wire.UnitInfo) wire.UnitMetrics {
 		requestMetrics("PUT_DATA", &m.put), requestMetrics("GET_DATA", &m.get),
 		requestMetrics("CLEAR_DATA", &m.clear), requestMetrics("UPDATE_DATA", &m.update),
 	}}
-	if u, tells := m.Unit.(interface{ Resident() int64 }); tells {
-		out.Resident = u.Resident()
+	if n, here := m.node.(inside); here {
+		if u, tells := n.Unit.(interface{ Resident() int64 }); tells {
+			out.Resident = u.Resident()
+		}
 	}
 	return out
 }
@@ -182,8 +227,8 @@ func (c *call) metrics() (any, error) {
 		}
 	}
 	infos := s.unitInfos()
-	for i, u := range s.order {
-		reply.Units = append(reply.Units, u.(*metered).metrics(infos[i]))
+	for i, n := range s.nodes.Load().order[:len(infos)] {
+		reply.Units = append(reply.Units, n.(*metered).metrics(infos[i]))
 	}
 	reply.Queues.WaitingPuts = s.metrics.waitingPuts.Load()
 	if s.opts.Jobs != nil {

@@ -91,8 +91,12 @@ func (u *modelUser) step() {
 	steps[u.rng.IntN(len(steps))]()
 }
 
-// ok reports whether a write has happened; one that found no room has not.
+// ok reports whether a write has happened; one that found no room has not, and neither has one whose time was over before its
+// unit had answered: to the server the time of a request is that until the client sends it again.
 func (u *modelUser) ok(err error) bool {
+	if tqerr.CodeOf(err) == tqerr.DeadlineExceeded && len(u.s.hosts) > 0 {
+		return false
+	}
 	if tqerr.CodeOf(err) == tqerr.ResourceExhausted {
 		u.full++
 		return false

@@ -9,6 +9,7 @@ import (
 	"transferqueue/core/schema"
 	"transferqueue/core/store"
 	"transferqueue/core/tqerr"
+	"transferqueue/core/unit"
 	"transferqueue/core/wire"
 )
 
@@ -25,7 +26,7 @@ type txn struct {
 
 // share is the part of a write that one unit stores.
 type share struct {
-	unit   Unit
+	unit   node
 	runs   []int64 // pairs [from, to) of rows
 	rows   int
 	cols   []schema.Column
@@ -94,19 +95,46 @@ func (c *call) put() (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = t.stage()
-	if tqerr.CodeOf(err) == tqerr.ResourceExhausted && t.couldFit() {
-		return c.later(func(ctx context.Context) (any, error) {
-			if err := c.whenRoom(ctx, t.stage); err != nil {
-				return nil, err
-			}
-			return c.grant(t)
-		})
-	}
+	rooms, err := t.place()
 	if err != nil {
 		return nil, err
 	}
-	return c.grant(t)
+	waits := t.waits()
+	if !waits {
+		if err = t.reserve(c.ctx, rooms); err == nil {
+			return c.grant(t)
+		}
+		if !t.worthWaiting(err) {
+			return nil, err
+		}
+	}
+	return c.later(func(ctx context.Context) (any, error) {
+		if waits {
+			err = t.reserve(ctx, rooms)
+		}
+		if t.worthWaiting(err) {
+			err = c.whenRoom(ctx, err, func() error { return t.stage(ctx) })
+		}
+		if err != nil {
+			return nil, err
+		}
+		return c.grant(t)
+	})
+}
+
+// worthWaiting reports that a write failed for want of room that others may free.
+func (t *txn) worthWaiting(err error) bool {
+	return tqerr.CodeOf(err) == tqerr.ResourceExhausted && t.couldFit()
+}
+
+// waits reports that the memory of a write lies with units that answer later.
+func (t *txn) waits() bool {
+	return t.needsMemory() && slices.ContainsFunc(t.shares, func(sh share) bool { return sh.unit.waits() })
+}
+
+// needsMemory is false for an inline operand of a transformation, which stays in the request, and without columns.
+func (t *txn) needsMemory() bool {
+	return len(t.write.Columns) > 0 && (!t.transforms() || !t.req.Inline)
 }
 
 // grant answers a staged write: with its blocks, or by finishing it when no bytes are to come.
@@ -139,28 +167,44 @@ func (c *call) grant(t *txn) (any, error) {
 	return reply, nil
 }
 
-// stage validates the write, decides where its new rows go, and reserves memory; nothing is visible. An inline operand of a
-// transformation stays in the request and needs no memory.
-func (t *txn) stage() error {
+// stage places the write and reserves memory; nothing is visible.
+func (t *txn) stage(ctx context.Context) error {
+	rooms, err := t.place()
+	if err != nil {
+		return err
+	}
+	return t.reserve(ctx, rooms)
+}
+
+// place validates the write and decides where its new rows go.
+func (t *txn) place() ([]catalog.Room, error) {
 	s := t.s
-	rowBytes := rowSizes(t.write.Columns)
 	rooms := s.rooms()
 	s.mu.RLock()
 	units, err := s.mu.cat.Check(&t.write)
 	if err == nil {
-		err = s.mu.cat.Place(units, hostOfWriter, rowBytes, rooms)
+		err = s.mu.cat.Place(units, hostOfWriter, rowSizes(t.write.Columns), rooms)
 	}
 	s.mu.RUnlock()
 	if err != nil {
-		return err
+		return nil, s.explain(err)
 	}
 	t.units = units
 	t.shares = t.split(units)
-	if len(t.write.Columns) == 0 || (t.transforms() && t.req.Inline) {
+	return rooms, nil
+}
+
+// reserve takes memory on all units or on none, and copies bytes that came with the request there.
+func (t *txn) reserve(ctx context.Context, rooms []catalog.Room) (err error) {
+	if !t.needsMemory() {
 		return nil
 	}
 	for _, sh := range t.tightestFirst(rooms) {
-		if sh.staged, err = sh.unit.Stage(t.write.Partition, sh.cols); err != nil {
+		var payload []byte
+		if t.req.Inline && sh.unit.waits() {
+			payload = t.payloadOf(sh)
+		}
+		if sh.staged, err = sh.unit.Stage(ctx, t.write.Partition, sh.cols, payload); err != nil {
 			t.abort()
 			t.shares = nil
 			return err
@@ -176,8 +220,10 @@ func (t *txn) stage() error {
 // anything was staged, and so frees nothing, which would wake all writes that wait for room, this one included.
 func (t *txn) tightestFirst(rooms []catalog.Room) []*share {
 	left := func(sh *share) int64 {
-		k := slices.IndexFunc(rooms, func(r catalog.Room) bool { return r.Unit == sh.unit.ID() })
-		free := rooms[k].Free
+		free := int64(0) // of a unit that is gone
+		if k := slices.IndexFunc(rooms, func(r catalog.Room) bool { return r.Unit == sh.unit.ID() }); k >= 0 {
+			free = rooms[k].Free
+		}
 		for i := range sh.cols {
 			free -= sh.cols[i].Bytes()
 		}
@@ -207,7 +253,7 @@ func (t *txn) split(units []uint32) []share {
 		k := slices.IndexFunc(out, func(sh share) bool { return sh.unit.ID() == units[i] })
 		if k < 0 {
 			k = len(out)
-			out = append(out, share{unit: t.s.units[units[i]]})
+			out = append(out, share{unit: t.s.node(units[i])})
 		}
 		out[k].runs = append(out[k].runs, int64(i), int64(j))
 		out[k].rows += j - i
@@ -245,12 +291,27 @@ func (t *txn) fill() {
 		at += int64(len(data))
 		offsets := column.Offsets()
 		for _, sh := range t.shares {
-			dst := sh.unit.Bytes(sh.staged.Blocks()[k])
+			if sh.unit.waits() {
+				continue // was sent along
+			}
+			dst, _ := sh.unit.Bytes(sh.staged.Blocks()[k])
 			for r := 0; r < len(sh.runs); r += 2 {
 				dst = dst[copy(dst, data[offsets[sh.runs[r]]:offsets[sh.runs[r+1]]]):]
 			}
 		}
 	}
+}
+
+// payloadOf packs what a share has of an inline payload.
+func (t *txn) payloadOf(sh *share) []byte {
+	if len(t.shares) == 1 {
+		return t.inline
+	}
+	out := []byte{}
+	for _, o := range t.operandsInline(sh) {
+		out = append(out, o.Bytes...)
+	}
+	return out
 }
 
 // rowSizes returns a function that sums the bytes of a row over all columns.
@@ -278,8 +339,11 @@ func rowSizes(columns []schema.Column) func(int) int64 {
 // couldFit reports whether the write would fit into empty units, so that waiting makes sense.
 func (t *txn) couldFit() bool {
 	total, largest := int64(0), int64(0)
-	for _, u := range t.s.order {
-		st := u.Stats()
+	for _, n := range t.s.nodes.Load().order {
+		if n.Lost() != nil {
+			continue
+		}
+		st := n.Stats()
 		if st.MemoryLimit == 0 {
 			return true
 		}
@@ -298,37 +362,10 @@ func (t *txn) couldFit() bool {
 }
 
 // whenRoom tries something until it does not fail for want of room, whenever memory was freed, for PutWait at most.
-func (c *call) whenRoom(ctx context.Context, try func() error) error {
-	waiting, cancel := context.WithTimeout(ctx, c.s.opts.PutWait)
-	defer cancel()
+func (c *call) whenRoom(ctx context.Context, full error, try func() error) error {
 	c.s.metrics.waitingPuts.Add(1)
 	defer c.s.metrics.waitingPuts.Add(-1)
-	for {
-		freed := c.s.room.wait()
-		err := try()
-		if tqerr.CodeOf(err) != tqerr.ResourceExhausted {
-			return err
-		}
-		select {
-		case <-freed:
-			continue
-		case <-waiting.Done():
-		}
-		switch tqerr.CodeOf(ctx.Err()) {
-		case tqerr.OK:
-			return tqerr.Wrap(tqerr.ResourceExhausted, err, "no room after %s", c.s.opts.PutWait)
-		case tqerr.DeadlineExceeded:
-			return err
-		default:
-			return ctxError(ctx, "waiting for room")
-		}
-	}
+	return unit.WhenRoom(ctx, &c.s.room, c.s.opts.PutWait, full, try)
 }
 
-func ctxError(ctx context.Context, doing string) error {
-	code := tqerr.CodeOf(ctx.Err())
-	if code == tqerr.DeadlineExceeded {
-		return tqerr.New(code, "time is over while %s", doing)
-	}
-	return tqerr.New(code, "cancelled while %s", doing)
-}
+func ctxError(ctx context.Context, doing string) error { return unit.Ended(ctx, doing) }

@@ -1,17 +1,17 @@
-// Package controller serves a session: it guards the catalog, answers clients, and drives the units that lie in its
-// process. Payload passes it only inside small requests and replies.
+// Package controller serves a session: it guards the catalog, answers clients, and drives the units, in its process or in
+// others. Payload passes it only inside small requests and replies.
 //
-// Locks: Server.mu guards the catalog, the sampler, and everything that is decided from them (write sets, waiters, watches).
-// A write is staged on the units before mu is taken; under mu the catalog applies it and the units commit, which only swaps
-// references. Readers resolve and lease under the read lock, so they see a write whole or not at all. Client state has a
-// lock of its own, taken after mu.
+// Locks: Server.mu guards the catalog, the sampler, and everything that is decided from them (write sets, waiters, watches). A write is
+// staged on the units before mu is taken; under mu the catalog applies it and the units commit, which only swaps
+// references. Readers resolve and lease under the read lock, so they see a write whole or not at all. To a unit in another
+// process commits, reads and deletes are put in line under mu and waited for outside: the unit executes them in that order.
+// Client state has a lock of its own, taken after mu.
 //
 // A handler must not block (transport.Handler): one that has to wait moves to a goroutine with call.later.
 package controller
 
 import (
 	"context"
-	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,26 +20,11 @@ import (
 	"transferqueue/core/guard"
 	"transferqueue/core/internal/metrics"
 	"transferqueue/core/sampler"
-	"transferqueue/core/store"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/transport"
 	"transferqueue/core/unit"
 	"transferqueue/core/wire"
 )
-
-// Unit is a storage unit in this process.
-type Unit interface {
-	store.Store
-	ID() uint32
-	Name() string
-	Host() string
-	// Segment gives a duplicate of a segment's descriptor, which the caller closes, and its size.
-	Segment(segment uint32) (fd int, size int64, err error)
-	// Update computes merge(stored, operand) for every cell and stages the results.
-	Update(ctx context.Context, spec *unit.UpdateSpec) (*unit.Transformed, error)
-	// Parse runs a data parser over rows of a put and stages what it returns.
-	Parse(ctx context.Context, spec *unit.ParseSpec) (*unit.Transformed, error)
-}
 
 // Options configure a server.
 type Options struct {
@@ -57,13 +42,16 @@ type Options struct {
 	Session     string // identity
 	Host        string
 	Jobs        func() int // calls of Python functions that no thread has taken; nil: none
+	// Dial connects to a unit in another process; nil: by its socket.
+	Dial func(ctx context.Context, at *wire.UnitAddress) (transport.Poster, error)
 }
 
 // Server is the controller of a session.
 type Server struct {
 	opts    Options
-	units   map[uint32]Unit
-	order   []Unit
+	nodes   atomic.Pointer[nodes]
+	closing sync.Once
+	joining chan struct{} // has one element while nobody adds units
 	started time.Time
 	ctx     context.Context
 	cancel  context.CancelFunc
@@ -81,42 +69,41 @@ type Server struct {
 		sync.Mutex
 		byID map[uint64]*client
 	}
-	room    roomSignal
+	room    unit.Freed
 	metrics counters
 	blob    atomic.Pointer[[]byte] // configuration of the session
 }
 
 // New starts a server over units that nobody else uses.
 func New(o Options) *Server {
-	s := &Server{opts: o, units: map[uint32]Unit{}, order: make([]Unit, len(o.Units)), started: time.Now()}
+	s := &Server{opts: o, joining: make(chan struct{}, 1), started: time.Now()}
 	s.metrics.requests = make([]metrics.Series, numKinds)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	s.room.init()
 	s.blob.Store(&s.opts.Config)
+	s.joining <- struct{}{}
+	s.nodes.Store(&nodes{})
 	s.mu.cat = catalog.New(catalog.Options{PreAllocate: max(o.PreAllocate, 1), SampleLimitPerUnit: s.sampleLimit()})
 	s.mu.sampler = o.Sampler
 	s.mu.waiters = map[string][]*waiter{}
 	s.mu.watches = map[string][]*watch{}
 	s.clients.byID = map[uint64]*client{}
-	for i, u := range o.Units {
-		u = meter(u)
-		s.order[i], s.units[u.ID()] = u, u
-		s.mu.cat.AddUnit(u.ID(), u.Host())
-		u.OnFree(s.room.signal)
+	for _, u := range o.Units {
+		s.addLocked(inside{u, s.sampleLimit()})
 	}
 	return s
 }
 
-// sampleLimit is the most samples that one unit takes, 0 for no limit.
+// sampleLimit is the most samples that one unit of this process takes, 0 for no limit.
 func (s *Server) sampleLimit() int64 {
-	n := int64(len(s.order))
+	n := int64(len(s.opts.Units))
 	if s.opts.SampleLimit <= 0 || n == 0 {
 		return 0
 	}
 	return (s.opts.SampleLimit + n - 1) / n
 }
 
-// Close ends all waiting requests with Unavailable and drops all staged work and leases. The units stay open.
+// Close ends all waiting requests with Unavailable and drops all staged work and leases. The units of this process stay open;
+// the connections to others end.
 func (s *Server) Close() {
 	s.cancel()
 	s.clients.Lock()
@@ -128,15 +115,21 @@ func (s *Server) Close() {
 	for _, id := range ids {
 		s.Gone(transport.Peer{ID: id})
 	}
+	s.closing.Do(func() {
+		<-s.joining // nobody adds units any more
+		for _, n := range s.nodes.Load().order {
+			n.disconnect()
+		}
+	})
 }
 
 // Segment implements transport.Handler.
 func (s *Server) Segment(number, segment uint32) (int, int64, error) {
-	u := s.units[number]
-	if u == nil {
+	n := s.node(number)
+	if n == nil {
 		return -1, 0, tqerr.New(tqerr.NotFound, "unit %d does not exist", number)
 	}
-	return u.Segment(segment)
+	return n.Segment(segment)
 }
 
 // call is one request on its way to its reply.
@@ -194,6 +187,8 @@ var handlers = map[wire.Op]handler{
 	wire.OpRegisterSampler:  (*call).registerSampler,
 	wire.OpStream:           (*call).stream,
 	wire.OpMetrics:          (*call).metrics,
+	wire.OpSnapshot:         (*call).snapshot,
+	wire.OpJoinUnits:        (*call).joinUnits,
 }
 
 // Serve implements transport.Handler.
@@ -293,17 +288,3 @@ func (c *call) later(run func(ctx context.Context) (any, error)) (any, error) {
 
 // decode reads the body of the request.
 func (c *call) decode(v any) error { return wire.Unmarshal(c.req.Body, v) }
-
-// rooms says how much each unit could take.
-func (s *Server) rooms() []catalog.Room {
-	out := make([]catalog.Room, len(s.order))
-	for i, u := range s.order {
-		st := u.Stats()
-		free := int64(math.MaxInt64)
-		if st.MemoryLimit > 0 {
-			free = st.MemoryLimit - st.MemoryUsed
-		}
-		out[i] = catalog.Room{Unit: u.ID(), Free: free, Used: st.MemoryUsed}
-	}
-	return out
-}

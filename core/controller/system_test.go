@@ -24,6 +24,7 @@ import (
 	"transferqueue/core/schema"
 	"transferqueue/core/store"
 	"transferqueue/core/store/memtier"
+	"transferqueue/core/tqerr"
 	"transferqueue/core/transport"
 	"transferqueue/core/transport/memnet"
 	"transferqueue/core/unit"
@@ -39,6 +40,7 @@ type setup struct {
 	putWait time.Duration
 	sampler sampler.Sampler // nil: Sequential
 	python  string          // name of a sampler that Python runs
+	remote  bool            // units behind a network of their own, as in other processes
 }
 
 // system is a controller with real units behind a network in memory.
@@ -47,6 +49,7 @@ type system struct {
 	net    *memnet.Network
 	server *controller.Server
 	units  []*unit.Unit
+	hosts  []*host // of remote units
 	jobs   *jobs.Queue
 	pool   *bufpool.Pool
 	users  []*user
@@ -54,9 +57,17 @@ type system struct {
 	closed bool // the server is closed, so that nothing can be cleared
 }
 
-// with runs a test in a bubble where time passes by itself, and checks afterwards that everything is consistent, that clearing
-// everything leaves nothing, and that nothing runs on.
+// with runs a test twice, with units in the process of the controller and with units elsewhere, in a bubble where time passes by
+// itself, and checks afterwards that everything is consistent, that clearing everything leaves nothing, and that nothing runs on.
 func with(t *testing.T, o setup, test func(t *testing.T, s *system)) {
+	for name, remote := range map[string]bool{"units here": false, "units elsewhere": true} {
+		o.remote = remote
+		t.Run(name, func(t *testing.T) { within(t, o, test) })
+	}
+}
+
+// within runs a test once.
+func within(t *testing.T, o setup, test func(t *testing.T, s *system)) {
 	leaktest.Check(t)
 	synctest.Test(t, func(t *testing.T) {
 		stuck := time.AfterFunc(24*time.Hour, func() { panic("a day has passed: somebody waits for what does not come") })
@@ -72,6 +83,10 @@ func start(t *testing.T, o setup) *system {
 	s.jobs = jobs.New(s.pool)
 	var units []controller.Unit
 	for i := range max(o.units, 1) {
+		if o.remote {
+			s.addHost(i, o.limit, (o.samples+int64(max(o.units, 1))-1)/int64(max(o.units, 1)))
+			continue
+		}
 		u, err := unit.New(unit.Options{ID: uint32(i), Name: fmt.Sprintf("unit-%d", i), MemoryLimit: o.limit, Jobs: s.jobs})
 		require.NoError(t, err)
 		s.units, units = append(s.units, u), append(units, u)
@@ -83,9 +98,11 @@ func start(t *testing.T, o setup) *system {
 		o.sampler = sampler.Sequential{}
 	}
 	s.server = controller.New(controller.Options{
-		Units: units, Sampler: o.sampler, Python: s.jobs, SamplerTime: time.Minute, Polling: o.polling, SampleLimit: o.samples, PutWait: o.putWait,
+		Units: units, Sampler: o.sampler, Python: s.jobs, SamplerTime: time.Minute, Polling: o.polling, SampleLimit: o.samples,
+		PutWait: o.putWait, Dial: s.dialHost,
 	})
 	s.net = memnet.New(1, s.server)
+	s.joinHosts()
 	return s
 }
 
@@ -100,7 +117,10 @@ func (s *system) check() {
 
 // stats sums what the units hold.
 func (s *system) stats() (sum store.Stats) {
-	for _, u := range s.units {
+	for i, u := range s.units {
+		if s.isDead(i) {
+			continue
+		}
 		st := u.Stats()
 		sum.MemoryUsed += st.MemoryUsed
 		sum.Cells += st.Cells
@@ -121,6 +141,7 @@ func (s *system) finish() {
 	s.jobs.Close()
 	s.server.Close()
 	synctest.Wait()
+	s.closeHosts()
 	for _, u := range s.units {
 		if err := u.Close(); err != nil {
 			s.t.Error(err)
@@ -140,7 +161,10 @@ func (s *system) leaveNothing() {
 	var names wire.NamesReply
 	admin.ask(wire.OpPartitions, nil, &names)
 	for _, name := range names.Names {
-		admin.ask(wire.OpClearPartition, &wire.PartitionRequest{Partition: name}, nil)
+		if err := admin.try(wire.OpClearPartition, &wire.PartitionRequest{Partition: name}, nil); err != nil {
+			require.Equal(s.t, tqerr.Unavailable, tqerr.CodeOf(err), err)
+			admin.ask(wire.OpClearPartition, &wire.PartitionRequest{Partition: name}, nil)
+		}
 	}
 	for _, u := range s.users {
 		require.NoError(s.t, u.Close())

@@ -22,7 +22,7 @@ func (c *call) transform(t *txn) (any, error) {
 	set := t.cells()
 	granted := s.mu.writes.enter(set)
 	s.mu.Unlock()
-	if granted && t.req.Merge != "" && len(t.req.Callable) == 0 && t.operandBytes() <= inlineMerge {
+	if granted && t.quick() {
 		result, err := t.run(c.ctx, set, stageAtOnce)
 		if code := tqerr.CodeOf(err); code != tqerr.ResourceExhausted && code != tqerr.Conflict {
 			s.leave(set)
@@ -54,6 +54,12 @@ func (c *call) transform(t *txn) (any, error) {
 	})
 }
 
+// quick reports that the work is little and all of it is done here.
+func (t *txn) quick() bool {
+	return t.req.Merge != "" && len(t.req.Callable) == 0 && t.operandBytes() <= inlineMerge &&
+		!slices.ContainsFunc(t.shares, func(sh share) bool { return sh.unit.waits() })
+}
+
 func (s *Server) leave(set *writeSet) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -69,16 +75,16 @@ func (t *txn) operandBytes() int64 {
 }
 
 // stager reserves memory for a result on a unit.
-type stager func(ctx context.Context, u Unit, partition string, columns []schema.Column) (store.Staged, error)
+type stager func(ctx context.Context, u node, partition string, columns []schema.Column) (store.Staged, error)
 
-func stageAtOnce(_ context.Context, u Unit, partition string, columns []schema.Column) (store.Staged, error) {
-	return u.Stage(partition, columns)
+func stageAtOnce(ctx context.Context, u node, partition string, columns []schema.Column) (store.Staged, error) {
+	return u.Stage(ctx, partition, columns, nil)
 }
 
 // stageWhenRoom waits for memory to be freed.
-func (c *call) stageWhenRoom(ctx context.Context, u Unit, partition string, columns []schema.Column) (staged store.Staged, err error) {
-	err = c.whenRoom(ctx, func() (err error) {
-		staged, err = u.Stage(partition, columns)
+func (c *call) stageWhenRoom(ctx context.Context, u node, partition string, columns []schema.Column) (staged store.Staged, err error) {
+	err = c.whenRoom(ctx, nil, func() (err error) {
+		staged, err = u.Stage(ctx, partition, columns, nil)
 		return err
 	})
 	return staged, err
@@ -160,24 +166,33 @@ func (t *txn) transformShare(ctx context.Context, sh *share, samples []schema.Sa
 	if !t.req.Update {
 		return sh.unit.Parse(ctx, &unit.ParseSpec{
 			Partition: t.write.Partition, Keys: keys, Rows: sh.rows, Operands: t.operands(sh), Callable: t.req.Callable,
-			Stage: staging,
+			Stage: staging, Staged: sh.staged, Wait: t.s.opts.PutWait,
 		})
 	}
 	return sh.unit.Update(ctx, &unit.UpdateSpec{
 		Partition: t.write.Partition, Samples: pickRuns(samples, sh.runs), Keys: keys, Operands: t.operands(sh),
-		Merge: t.req.Merge, Callable: t.req.Callable, Stage: staging,
+		Merge: t.req.Merge, Callable: t.req.Callable, Stage: staging, Staged: sh.staged, Wait: t.s.opts.PutWait,
 	})
 }
 
-// operands are the new values of a share, in staged memory or in the request itself.
+// operands are the new values of a share: in the request, or in staged memory, whose bytes a unit elsewhere has itself.
 func (t *txn) operands(sh *share) []unit.Operand {
-	out := make([]unit.Operand, len(sh.cols))
-	if sh.staged != nil {
-		for k, block := range sh.staged.Blocks() {
-			out[k] = unit.Operand{Column: sh.cols[k], Bytes: sh.unit.Bytes(block)}
-		}
-		return out
+	if sh.staged == nil {
+		return t.operandsInline(sh)
 	}
+	out := make([]unit.Operand, len(sh.cols))
+	for k := range out {
+		out[k].Column = sh.cols[k]
+		if !sh.unit.waits() {
+			out[k].Bytes, _ = sh.unit.Bytes(sh.staged.Blocks()[k])
+		}
+	}
+	return out
+}
+
+// operandsInline are the new values of a share that came with the request.
+func (t *txn) operandsInline(sh *share) []unit.Operand {
+	out := make([]unit.Operand, len(sh.cols))
 	at := int64(0)
 	for k := range t.write.Columns {
 		column := &t.write.Columns[k]

@@ -107,13 +107,18 @@ type instant struct {
 	// conflict prepares the write for a world that has changed when do gives Conflict. nil: do does not.
 	conflict func(ctx context.Context) error
 	giveUp   func() // called instead of do when the wait for its turn ends in an error; nil: nothing
+	// rest is set by do when units have to answer before the request is: it waits for that, without mu.
+	rest func(ctx context.Context) (any, error)
 }
 
 // writing runs an instant write as soon as no slow writer that came before it holds its cells.
-func (c *call) writing(w instant) (any, error) {
+func (c *call) writing(w *instant) (any, error) {
 	s := c.s
-	set, result, err := s.attempt(&w)
+	set, result, err := s.attempt(w)
 	if set == nil && !w.again(err) {
+		if w.rest != nil && err == nil {
+			return c.later(w.rest)
+		}
 		return result, err
 	}
 	return c.later(func(ctx context.Context) (any, error) {
@@ -122,16 +127,20 @@ func (c *call) writing(w instant) (any, error) {
 				if err := w.conflict(ctx); err != nil {
 					return nil, err
 				}
-				set, result, err = s.attempt(&w)
+				set, result, err = s.attempt(w)
 			}
 			if set != nil {
-				result, err = s.inTurn(ctx, set, &w)
+				result, err = s.inTurn(ctx, set, w)
 				set = nil
 			}
 			if !w.again(err) {
-				return result, err
+				break
 			}
 		}
+		if w.rest != nil && err == nil {
+			return w.rest(ctx)
+		}
+		return result, err
 	})
 }
 

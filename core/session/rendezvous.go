@@ -163,11 +163,12 @@ func (p paths) sweepUnpublished() {
 func (p paths) sweep() {
 	entries, _ := os.ReadDir(p.dir)
 	for _, entry := range entries {
-		rest, mine := strings.CutPrefix(filepath.Join(p.dir, entry.Name()), p.prefix)
+		path := filepath.Join(p.dir, entry.Name())
+		rest, mine := strings.CutPrefix(path, p.prefix)
 		middle, ext, _ := strings.Cut(rest, ".")
 		// What has more dots belongs to a namespace whose name only begins like this one.
-		if mine && middle != "" && (ext == "sock" || ext == "tmp") {
-			_ = os.Remove(filepath.Join(p.dir, entry.Name()))
+		if mine && middle != "" && (ext == "sock" || ext == "tmp") && !unitLives(path, middle) {
+			_ = os.Remove(path)
 		}
 	}
 	_ = os.Remove(p.file)

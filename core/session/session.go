@@ -24,15 +24,16 @@ import (
 	"transferqueue/core/transport/inproc"
 	"transferqueue/core/transport/local"
 	"transferqueue/core/unit"
+	"transferqueue/core/unit/remote"
 	"transferqueue/core/wire"
 )
 
 // Config says what to open. It arrives as a msgpack map with these names.
 type Config struct {
-	Mode        string `msgpack:"mode"` // "auto": attach, else own; "attach"; "own": never attach
+	Mode        string `msgpack:"mode"` // "auto": attach, else own; "attach"; "own": never attach; "unit": see openUnit
 	Dir         string `msgpack:"dir"`  // runtime directory, "": of the user
 	Namespace   string `msgpack:"namespace"`
-	Units       int    `msgpack:"units"`
+	Units       int    `msgpack:"units"`              // in the owner's process; negative: none, they join
 	MemoryLimit int64  `msgpack:"memory_limit_bytes"` // per unit, 0: none
 	SampleLimit int64  `msgpack:"total_storage_size"` // over all units, 0: none
 	PutWaitMS   int64  `msgpack:"put_wait_ms"`
@@ -41,7 +42,8 @@ type Config struct {
 	Blob        []byte `msgpack:"config"` // what attaching processes are given
 	TimeoutMS   int64  `msgpack:"timeout_ms"`
 	Version     string `msgpack:"version"`
-	Key         uint64 `msgpack:"key"` // by which the caller may call it off while it waits
+	Name        string `msgpack:"name"` // of a unit
+	Key         uint64 `msgpack:"key"`  // by which the caller may call it off while it waits
 
 	// Sampler chooses what a fetch hands out; a call of one that Python runs takes SamplerMS at most.
 	Sampler   sampler.Spec `msgpack:"sampler"`
@@ -76,6 +78,7 @@ type Session struct {
 	socket *local.Server
 	inside *inproc.Server
 	units  []*unit.Unit
+	host   *remote.Server // of a unit for a controller in another process
 	lock   *os.File
 	paths  paths
 	once   sync.Once
@@ -101,6 +104,9 @@ func Open(ctx context.Context, cfg *Config) (*Session, error) {
 	p, err := pathsOf(cfg.Dir, cfg.Namespace)
 	if err != nil {
 		return nil, err
+	}
+	if cfg.Mode == "unit" {
+		return openUnit(cfg, p)
 	}
 	if cfg.Unpublished {
 		return own(cfg, p, nil)
@@ -220,7 +226,7 @@ func own(cfg *Config, p paths, lock *os.File) (_ *Session, err error) {
 	s.Jobs = jobs.New(s.Pool)
 	host, _ := os.Hostname()
 	var units []controller.Unit
-	for i := range max(cfg.Units, 1) {
+	for i := range unitsHere(cfg) {
 		u, err := unit.New(unit.Options{
 			ID: uint32(i), Name: fmt.Sprintf("unit-%d", i), Host: host, MemoryLimit: cfg.MemoryLimit, Jobs: s.Jobs,
 		})
@@ -262,6 +268,14 @@ func own(cfg *Config, p paths, lock *os.File) (_ *Session, err error) {
 	return s, p.write(r)
 }
 
+// unitsHere is how many units the owner's process has: at least one, unless all are to join.
+func unitsHere(cfg *Config) int {
+	if cfg.Units < 0 {
+		return 0
+	}
+	return max(cfg.Units, 1)
+}
+
 // Close ends the session when this process owns it, and leaves it otherwise. Waiting requests end with Unavailable. A second
 // call returns what the first did.
 func (s *Session) Close(timeout time.Duration) error {
@@ -288,6 +302,9 @@ func (s *Session) close(timeout time.Duration) error {
 	}
 	if s.socket != nil {
 		errs = append(errs, s.socket.Close())
+	}
+	if s.host != nil {
+		errs = append(errs, s.host.Close())
 	}
 	errs = append(errs, s.closeUnits(timeout))
 	s.Pool.Close()
@@ -323,6 +340,12 @@ func (s *Session) Descriptors() []int {
 	}
 	for _, u := range s.units {
 		out = append(out, u.Descriptors()...)
+	}
+	if s.host != nil {
+		out = append(out, s.host.Unit().Descriptors()...)
+	}
+	if s.server != nil {
+		out = append(out, s.server.Descriptors()...)
 	}
 	if s.Client != nil {
 		out = append(out, s.Client.Descriptors()...)

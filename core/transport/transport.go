@@ -59,3 +59,12 @@ type Pending interface {
 	// Wait returns what Call would. It must be called exactly once, with the context of Begin.
 	Wait(ctx context.Context) (*wire.Reply, error)
 }
+
+// Poster is a Conn whose requests can be lined up.
+type Poster interface {
+	Conn
+	// Post sends a request on the caller's goroutine and does not wait: it arrives behind all that were posted before, however
+	// many the server has not read yet. It cannot be called off. done is called once with what Call would return, perhaps
+	// before Post returns, and must not block. The request must not be changed before.
+	Post(req *wire.Request, done func(*wire.Reply, error))
+}

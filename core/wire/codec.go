@@ -81,7 +81,10 @@ func Unmarshal(data []byte, v any) error {
 		return tqerr.New(tqerr.Internal, "message %T: want a pointer", v)
 	}
 	s := scanner{data: data}
-	_, s.bare = v.(*MetaReply)
+	switch v.(type) {
+	case *MetaReply, *UnitReply:
+		s.bare = true
+	}
 	root.SetZero()
 	err = c.parse(&s, root)
 	if err == nil {

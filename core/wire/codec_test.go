@@ -75,6 +75,8 @@ func samples() []any {
 		&ConfigReply{Config: []byte{0x80}, Session: "00ff", PID: 3, Host: "h"},
 		&StoreConfigRequest{Config: []byte{1}},
 		&CreatedReply{Created: true},
+		&SnapshotReply{Known: true, Samples: *named, Tags: tag, Reserved: Ints{4}, Keys: keys(2), KeyIndexes: Ints{5, -1},
+			Fields: []SnapshotField{{Holders: Ints{5}, Column: varying}}, Tasks: []SnapshotTask{{Task: "t", Consumed: Ints{5}}}},
 		&StatusSummary{Version: "1", PID: 3, Started: 1 << 31, Units: []UnitInfo{unit},
 			Partitions: []PartitionSummary{{Name: "a", Samples: 1, Fields: Strings{"f"}, Consumed: Ints{1}}}},
 		&MetricsReply{Uptime: 1 << 40, Resident: 1 << 30, Allocated: 3, Reusable: 1,
@@ -82,6 +84,18 @@ func samples() []any {
 			Partitions: []PartitionMetrics{{Name: text, Samples: 3, Produced: 1, Tasks: Strings{"t"}, Consumed: Ints{2}}},
 			Units:      []UnitMetrics{{Info: unit, Resident: 4096, Requests: []RequestMetrics{{Type: "GET_DATA", Arrived: 5}}}},
 			Queues:     QueueMetrics{Clients: 1, Waiters: 2, Watches: 3, Writes: 4, WaitingPuts: 5, Jobs: 6}, Bounds: Ints{1, 5}},
+		&JoinUnitsRequest{Units: []UnitAddress{{Name: "u", Socket: "/run/u.sock", Secret: []byte{1}, Host: "h"}}},
+		&UnitOpenRequest{Session: 1 << 63},
+		&UnitStageRequest{Txn: 1, Partition: text, Columns: []Column{varying}, Filled: true},
+		&UnitCommitRequest{Txn: 1, Samples: *named},
+		&UnitReadRequest{Lease: 9, Partition: text, Fields: Strings{"a"}, Samples: *named, Apart: true, Inline: 1 << 16, Keep: true},
+		&UnitDeleteRequest{Partition: text, Fields: Strings{}, Samples: *named},
+		&UnitTransformRequest{Txn: 2, Partition: text, Samples: *named, Keys: keys(2), Rows: 2, Columns: []Column{objects}, Operand: 1,
+			Update: true, Merge: "add", Callable: []byte{0}, WaitMS: 30000},
+		&UnitReply{Stats: UnitStats{Count: 3, MemoryUsed: 1 << 40, Leases: 2}, Blocks: []Block{{Segment: 1, Size: 8}}, Filled: true,
+			Columns: []UnitColumn{{Column: free, Runs: []UnitRun{{Rows: 2, Block: Block{Offset: 64, Size: 12}}}}, {Column: Column{Field: "none"}}},
+			Missing: &MissingCell{Field: "x", Index: 4, Generation: 7, Stale: true},
+			Opened:  &UnitOpened{Name: "u", Incarnation: 5, PID: 9, SampleLimit: 100}},
 	}
 }
 
@@ -100,7 +114,8 @@ func TestEveryMessageComesBackAsItWas(t *testing.T) {
 		require.Equal(t, message, back)
 	}
 	// Messages inside messages are covered with them.
-	for _, inner := range []string{"Part", "Block", "PutResult", "GetColumn", "Run", "ListedPartition", "Event", "UnitInfo", "PartitionSummary"} {
+	for _, inner := range []string{"Part", "Block", "PutResult", "GetColumn", "Run", "ListedPartition", "Event", "UnitInfo", "PartitionSummary",
+		"UnitAddress", "UnitStats", "UnitColumn", "UnitRun", "MissingCell", "UnitOpened"} {
 		seen[inner] = true
 	}
 	for _, name := range declared(t) {
@@ -108,9 +123,16 @@ func TestEveryMessageComesBackAsItWas(t *testing.T) {
 	}
 }
 
-// declared lists the messages of messages.go: the structs but Request and Reply, which are frames around one.
+// declared lists all messages: the structs but Request and Reply, which are frames around one.
 func declared(t *testing.T) (names []string) {
-	file, err := parser.ParseFile(token.NewFileSet(), "messages.go", nil, 0)
+	for _, path := range []string{"messages.go", "units.go"} {
+		names = append(names, declaredIn(t, path)...)
+	}
+	return names
+}
+
+func declaredIn(t *testing.T, path string) (names []string) {
+	file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
 	require.NoError(t, err)
 	ast.Inspect(file, func(n ast.Node) bool {
 		if spec, ok := n.(*ast.TypeSpec); ok {

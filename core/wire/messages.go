@@ -56,6 +56,15 @@ const (
 	OpStoreConfig
 	OpStream
 	OpProgress
+	OpUnitOpen
+	OpUnitStage
+	OpUnitCommit
+	OpUnitAbort
+	OpUnitRead
+	OpUnitRelease
+	OpUnitDelete
+	OpUnitTransform
+	OpUnitStats
 )
 
 // Request is what a client asks. Sequence names a request that changes or grants something (0: none; see Sequence): one that

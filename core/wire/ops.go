@@ -7,6 +7,8 @@ var opNames = [...]string{
 	"partitions", "units", "config", "status", "snapshot", "register_sampler", "save_checkpoint", "load_checkpoint",
 	"dump_rows", "load_rows", "metrics", "join_units", "create_partition", "store_config", "stream",
 	"progress",
+	"unit_open", "unit_stage", "unit_commit", "unit_abort", "unit_read", "unit_release", "unit_delete", "unit_transform",
+	"unit_stats",
 }
 
 // String returns the name of the request, "unknown" for a number that is none.

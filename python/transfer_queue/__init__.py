@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,13 @@ __all__ = [
     "RankAwareSampler",
     "SeqlenBalancedSampler",
     "SequentialSampler",
+    "SimpleStorageUnit",
     "StorageKeyNotFoundError",
     "StreamingDataLoader",
     "StreamingDataset",
     "StreamingTokenBudgetSampler",
     "TransferQueueClient",
+    "TransferQueueController",
     "TransferQueueError",
     "UnitInfo",
     "__version__",
@@ -41,6 +44,7 @@ __all__ = [
     "errors",
     "get_client",
     "get_metrics_endpoint",
+    "get_placement_group",
     "init",
     "kv_batch_get",
     "kv_batch_get_by_meta",
@@ -54,15 +58,19 @@ __all__ = [
     "kv_watch",
     "list_units",
     "merge",
+    "process_zmq_server_info",
 ]
 
 __version__ = _version()
 
-# `python -m transfer_queue serve` hosts units and needs no torch until a callable of a user does, so there a name is
-# loaded when it is first used. Everywhere else all of them are plain attributes, which programs replace in their tests.
-if TYPE_CHECKING or sys.argv[:1] != ["-m"]:
+# `python -m transfer_queue serve` hosts units and needs no torch until a callable of a user does, nor do actors of Ray that
+# host a session, so there a name is loaded when it is first used. Everywhere else all of them are plain attributes, which
+# programs replace in their tests.
+_hosting = sys.argv[:1] == ["-m"] or os.path.basename(sys.argv[0] if sys.argv else "") == "default_worker.py"
+if TYPE_CHECKING or not _hosting:
     from transfer_queue import errors, merge
     from transfer_queue.client import AsyncTransferQueueClient, TransferQueueClient, UnitInfo
+    from transfer_queue.controller import TransferQueueController
     from transfer_queue.dataloader import StreamingDataLoader, StreamingDataset
     from transfer_queue.errors import StorageKeyNotFoundError, TransferQueueError
     from transfer_queue.interface import (
@@ -103,13 +111,20 @@ if TYPE_CHECKING or sys.argv[:1] != ["-m"]:
         SequentialSampler,
         StreamingTokenBudgetSampler,
     )
+    from transfer_queue.storage import SimpleStorageUnit
+    from transfer_queue.utils.common import get_placement_group
+    from transfer_queue.utils.zmq_utils import process_zmq_server_info
 else:
+    _HOMES = [
+        *["interface", "client", "metadata", "sampler", "errors", "controller", "dataloader", "storage"],
+        *["utils.common", "utils.zmq_utils"],
+    ]
 
     def __getattr__(name: str) -> Any:
         if name in ("errors", "merge"):
             return importlib.import_module(f"{__name__}.{name}")
         if name in __all__:
-            for home in ("interface", "client", "metadata", "sampler", "errors", "dataloader"):
+            for home in _HOMES:
                 module = importlib.import_module(f"{__name__}.{home}")
                 if hasattr(module, name):
                     return getattr(module, name)

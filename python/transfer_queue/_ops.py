@@ -42,3 +42,12 @@ class Op(IntEnum):
     STORE_CONFIG = 33
     STREAM = 34
     PROGRESS = 35
+    UNIT_OPEN = 36
+    UNIT_STAGE = 37
+    UNIT_COMMIT = 38
+    UNIT_ABORT = 39
+    UNIT_READ = 40
+    UNIT_RELEASE = 41
+    UNIT_DELETE = 42
+    UNIT_TRANSFORM = 43
+    UNIT_STATS = 44

@@ -15,7 +15,13 @@ from typing import Any
 
 from transfer_queue import _calls, _lib, _metrics, config, sampler
 from transfer_queue._jobs import Workers
-from transfer_queue.errors import InvalidArgumentError, InvalidStateError, TransferQueueError, UnimplementedError
+from transfer_queue.errors import (
+    InvalidArgumentError,
+    InvalidStateError,
+    NotInitializedError,
+    TransferQueueError,
+    UnimplementedError,
+)
 from transfer_queue.utils.zmq_utils import Role, ZMQServerInfo
 
 _CLOSE_S = 5.0
@@ -193,8 +199,27 @@ def version() -> str:
 
 
 def _runtime(conf: Any) -> str:
-    """Mode of the core for the configured runtime."""
-    return {"auto": "auto", "embedded": "own", "attach": "attach"}[conf.get("runtime") or "auto"]
+    """Mode of the core for the configured runtime; "ray" when the session is one of Ray."""
+    mode = {"auto": "auto", "embedded": "own", "attach": "attach", "ray": "ray"}[conf.get("runtime") or "auto"]
+    return "ray or attach" if mode == "auto" and _ray_usable() else mode
+
+
+def _ray_usable() -> bool:
+    if "ray" not in sys.modules:
+        return False
+    from transfer_queue import _ray
+
+    return _ray.usable()
+
+
+def _open_with_ray(conf: Any, mode: str) -> Session:
+    """The session of the Ray cluster, unless one of this host is published, which comes first."""
+    from transfer_queue import _ray
+
+    if mode == "ray or attach":
+        with contextlib.suppress(NotInitializedError):
+            return open_session(conf, "attach")
+    return _ray.open_session(conf)
 
 
 def _refuse_what_is_missing(conf: Any) -> None:
@@ -202,11 +227,13 @@ def _refuse_what_is_missing(conf: Any) -> None:
     storage = conf["backend"]["SimpleStorage"] or {}
     asked = {
         "TQ_ADDRESS": os.environ.get("TQ_ADDRESS") or None,
-        "runtime: ray": True if conf.get("runtime") == "ray" else None,
         "backend.SimpleStorage.ssd_offload.enabled": (storage.get("ssd_offload") or {}).get("enabled") or None,
         "backend.SimpleStorage.disk_limit_bytes": storage.get("disk_limit_bytes"),
     }
     backend = conf["backend"].get("storage_backend")
+    if backend not in conf["backend"]:
+        text = f"config: backend.storage_backend: got {backend!r}, but there is no section backend.{backend}"
+        raise InvalidArgumentError(text, "init")
     if backend != "SimpleStorage":
         asked[f"backend.storage_backend: {backend}"] = True
     missing = [name for name, value in asked.items() if value is not None]
@@ -221,7 +248,10 @@ def open_session(conf: Any, mode: str | None = None, folder: str | None = None) 
         if has_session():
             return _here()
         _refuse_what_is_missing(conf)
-        options = _options(conf, mode or _runtime(conf))
+        mode = mode or _runtime(conf)
+        if "ray" in mode:
+            return _open_with_ray(conf, mode)
+        options = _options(conf, mode)
         options["config"] = _pickled(_unplaced(conf))
         if folder is None:
             _place.clear()
@@ -232,10 +262,17 @@ def open_session(conf: Any, mode: str | None = None, folder: str | None = None) 
         return _current
 
 
-def own_private(conf: Any) -> Session:
-    """Start a session that others join only by its address, beside the session of this process."""
+def own_private(conf: Any, units_join: bool = False) -> Session:
+    """Start a session that others join only by its address, beside the session of this process.
+
+    Args:
+        conf: its configuration.
+        units_join: no unit runs in this process; they run in others and join.
+    """
     _refuse_what_is_missing(conf)
     options = {**_options(conf, "own"), "unpublished": True, "config": _pickled(_unplaced(conf))}
+    if units_join:
+        options["units"] = -1
     session = Session(options)
     with _lock:
         _others[session.id] = session
@@ -349,10 +386,22 @@ def current(op: str = "", timeout: float | None = None) -> Session:
         if isinstance(timeout, int | float):
             conf["client"]["timeout_s"] = min(max(timeout, _LEAST_ATTACH_S), conf["client"]["timeout_s"])
         try:
-            return open_session(conf, "attach", _place["dir"] if forked else None)
+            return _attached(conf, _place["dir"] if forked else None)
         except TransferQueueError as error:
             error.op = error.op or op
             raise
+
+
+def _attached(conf: Any, folder: str | None) -> Session:
+    """The published session of this host, else that of the Ray cluster."""
+    try:
+        return open_session(conf, "attach", folder)
+    except NotInitializedError:
+        if not _ray_usable():
+            raise
+    from transfer_queue import _ray
+
+    return _ray.join_session(float(conf["client"]["timeout_s"]))
 
 
 def has_session() -> bool:

@@ -13,6 +13,7 @@ from transfer_queue._calls import Call
 from transfer_queue._ops import Op
 from transfer_queue.errors import InvalidArgumentError, WrongTypeError
 from transfer_queue.metadata import BatchMeta
+from transfer_queue.storage import managers
 from transfer_queue.utils.zmq_utils import ZMQServerInfo
 
 __all__ = ["AsyncTransferQueueClient", "TransferQueueClient", "UnitInfo"]
@@ -85,6 +86,20 @@ class AsyncTransferQueueClient:
             if number is not None and number < 1:
                 raise InvalidArgumentError(f"{name} {number}: want at least 1")
         self.client_id, self.controller_info = client_id, controller_info
+        self.storage_manager: Any = None
+
+    def initialize_storage_manager(self, manager_type: str, config: Any) -> None:
+        """Make ``storage_manager``. Any process may do it, any number of times.
+
+        Args:
+            manager_type: name of the backend, ``"SimpleStorage"``.
+            config: its section of the configuration. The units in ``zmq_info`` join the session if they have not yet.
+
+        Raises:
+            UnknownManagerError: no storage manager has that name (an AssertionError and a ValueError).
+            InvalidArgumentError: the section has no addresses of units (a ValueError).
+        """
+        self.storage_manager = managers.initialized(self._session(), manager_type, config)
 
     def _session(self, timeout: float | None = None) -> _session.Session:
         return _session.join(self.controller_info, timeout)

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 
 from tensordict import TensorDict
 
-from transfer_queue import _calls, _requests, _session, config, sampler
+from transfer_queue import _calls, _ray, _requests, _session, config, sampler
 from transfer_queue.client import TransferQueueClient, UnitInfo, unit_infos
 from transfer_queue.errors import DeadlineExceededError, NotInitializedError, TransferQueueError
 from transfer_queue.merge import NativeMerge
 from transfer_queue.metadata import KVBatchMeta
+from transfer_queue.storage.managers import AsyncSimpleStorageManager
 
 MergeFn = str | NativeMerge | Callable[[Any, Any], Any]
 DataParser = Callable[[dict[str, Any]], dict[str, Any]]
@@ -54,20 +55,34 @@ def init(conf: Any = None) -> Any:
         1
         >>> tq.close()
     """
-    global _TQ_CLIENT
+    global _TQ_CLIENT, _TQ_CONTROLLER, _TQ_STORAGE
     effective = config.load(conf)
     sampler.resolve(effective["controller"]["sampler"])
+    _ray.forget_stale()
     session = _session.open_session(effective)
+    actors = _ray.actors()
+    _TQ_CONTROLLER = actors.controller if actors is not None else session.info
+    _TQ_STORAGE = (actors.units or None) if actors is not None else None
     if _TQ_CLIENT is None:
-        _TQ_CLIENT = TransferQueueClient(f"TransferQueueClient_{session.pid}", session.info)
+        _TQ_CLIENT = _new_client(session)
     return session.config
+
+
+def _new_client(session: _session.Session) -> TransferQueueClient:
+    client = TransferQueueClient(f"TransferQueueClient_{session.pid}", session.info)
+    section = (session.config.get("backend") or {}).get("SimpleStorage") or {}
+    client.storage_manager = AsyncSimpleStorageManager(session.info, section)  # the units have joined
+    return client
 
 
 def close() -> None:
     """End the session when this process owns it, and leave it otherwise. Calling it twice is fine."""
-    global _TQ_CLIENT
-    _TQ_CLIENT = None
-    _session.close()
+    global _TQ_CLIENT, _TQ_CONTROLLER, _TQ_STORAGE
+    _TQ_CLIENT = _TQ_CONTROLLER = _TQ_STORAGE = None
+    try:
+        _session.close()
+    finally:
+        _ray.close()
 
 
 def get_client() -> TransferQueueClient:
@@ -80,8 +95,7 @@ def get_client() -> TransferQueueClient:
     if _TQ_CLIENT is None:
         if not _session.has_session():
             raise NotInitializedError("this process has no session, call init() first", "get_client")
-        session = _session.current("get_client")
-        _TQ_CLIENT = TransferQueueClient(f"TransferQueueClient_{session.pid}", session.info)
+        _TQ_CLIENT = _new_client(_session.current("get_client"))
     return _TQ_CLIENT
 
 

@@ -88,7 +88,7 @@ type Conn struct {
 	once   sync.Once
 }
 
-var _ transport.Conn = (*Conn)(nil)
+var _ transport.Poster = (*Conn)(nil)
 
 // Call implements transport.Conn. The request must not be changed afterwards, not even when ctx ended first.
 func (c *Conn) Call(ctx context.Context, req *wire.Request) (*wire.Reply, error) {
@@ -185,6 +185,26 @@ func (c *Conn) Serve(ctx context.Context, req *wire.Request) (replies <-chan *wi
 		stop()
 		cancel()
 	}
+}
+
+// Post implements transport.Poster. It returns when the handler has, which most often has replied by then.
+func (c *Conn) Post(req *wire.Request, done func(*wire.Reply, error)) {
+	ctx, cancel := context.WithCancel(c.ctx)
+	if req.Timeout > 0 {
+		ctx, cancel = context.WithTimeout(c.ctx, req.Timeout)
+	}
+	// Either the first reply stops it, or the end of the connection runs it.
+	stop := context.AfterFunc(c.ctx, func() { done(nil, failure.Lost(address, nil)) })
+	c.serve(ctx, req, func(r *wire.Reply) {
+		defer cancel()
+		switch err := r.Err(); {
+		case !stop():
+		case err != nil:
+			done(nil, err)
+		default:
+			done(r, nil)
+		}
+	})
 }
 
 // Notify implements transport.Conn.

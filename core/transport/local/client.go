@@ -36,10 +36,26 @@ type Conn struct {
 	}
 }
 
-var _ transport.Conn = (*Conn)(nil)
+var _ transport.Poster = (*Conn)(nil)
 
 // waiter is where the reply to a call arrives; nil when the connection is gone.
-type waiter struct{ reply chan *wire.Reply }
+type waiter struct {
+	reply chan *wire.Reply
+	done  func(*wire.Reply, error) // of a posted request, instead
+}
+
+func (w *waiter) deliver(reply *wire.Reply, gone error) {
+	if w.done == nil {
+		w.reply <- reply
+		return
+	}
+	if reply != nil {
+		if gone = reply.Err(); gone != nil {
+			reply = nil
+		}
+	}
+	w.done(reply, gone)
+}
 
 var waiters = sync.Pool{New: func() any { return &waiter{reply: make(chan *wire.Reply, 1)} }}
 
@@ -165,7 +181,7 @@ func (c *Conn) read() {
 			return
 		}
 		if w := c.take(f.ID); w != nil {
-			w.reply <- &wire.Reply{Code: tqerr.Code(f.Op), Body: f.Body, Payload: f.Payload}
+			w.deliver(&wire.Reply{Code: tqerr.Code(f.Op), Body: f.Body, Payload: f.Payload}, nil)
 		}
 	}
 }
@@ -178,11 +194,11 @@ func (c *Conn) fail(cause error) {
 	}
 	c.mu.Lock()
 	c.mu.err = failure.Lost(c.address(), cause)
-	pending := c.mu.pending
+	gone, pending := c.mu.err, c.mu.pending
 	c.mu.pending = nil
 	c.mu.Unlock()
 	for _, w := range pending {
-		w.reply <- nil
+		w.deliver(nil, gone)
 	}
 }
 
@@ -331,6 +347,22 @@ func hasCode(err error) bool {
 func (c *Conn) Notify(req *wire.Request) error {
 	return c.send(&wire.Frame{Type: wire.FrameNotify, Op: uint16(req.Op), Sequence: req.Sequence, Ack: req.Ack,
 		Body: req.Body, Payload: req.Payload}, false)
+}
+
+// Post implements transport.Poster. What the socket does not take at once is copied, so that nothing overtakes it.
+func (c *Conn) Post(req *wire.Request, done func(*wire.Reply, error)) {
+	id, err := c.register(&waiter{done: done})
+	if err != nil {
+		done(nil, err)
+		return
+	}
+	f := &wire.Frame{Type: wire.FrameRequest, Op: uint16(req.Op), ID: id, Sequence: req.Sequence, Ack: req.Ack,
+		Timeout: req.Timeout, Body: req.Body, Payload: req.Payload}
+	if err := c.send(f, false); err != nil {
+		if w := c.take(id); w != nil { // else the end of the connection has told it
+			done(nil, err)
+		}
+	}
 }
 
 // Done implements transport.Conn.

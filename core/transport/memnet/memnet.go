@@ -154,7 +154,7 @@ type Conn struct {
 	peerID  uint64
 }
 
-var _ transport.Conn = (*Conn)(nil)
+var _ transport.Poster = (*Conn)(nil)
 
 // Call implements transport.Conn. The request must not be changed afterwards.
 func (c *Conn) Call(ctx context.Context, req *wire.Request) (*wire.Reply, error) {
@@ -196,6 +196,34 @@ func (c *Conn) Notify(req *wire.Request) error {
 		c.cut(fault.Grace)
 	}
 	return nil
+}
+
+// Post implements transport.Poster. Only cuts and delayed replies hit it: the others would change the order.
+func (c *Conn) Post(req *wire.Request, done func(*wire.Reply, error)) {
+	fault, hit := c.network.pick(c.peerID, req)
+	if !hit {
+		c.inner.Post(req, done)
+		return
+	}
+	switch fault.Do {
+	case CutBefore:
+		c.cut(fault.Grace)
+		done(nil, failure.Lost(address, nil))
+	case CutAfter, DelayReply:
+		c.inner.Post(req, func(reply *wire.Reply, err error) {
+			guard.Go("memnet: "+req.Op.String(), func() {
+				if fault.Do == CutAfter {
+					c.cut(fault.Grace)
+				}
+				if fault.Do == CutAfter || !c.sleep(fault.Delay) {
+					reply, err = nil, failure.Lost(address, nil)
+				}
+				done(reply, err)
+			})
+		})
+	default:
+		c.inner.Post(req, done)
+	}
 }
 
 // carry takes a request through its fault.

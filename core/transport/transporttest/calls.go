@@ -238,3 +238,45 @@ func testNotify(t *testing.T, f *fixture) {
 	require.NoError(t, c.Close())
 	require.Equal(t, tqerr.Unavailable, tqerr.CodeOf(c.Notify(&sent)))
 }
+
+// What is posted arrives in the order of the calls, however much of it waits for a server that is slow to read.
+func testPost(t *testing.T, f *fixture) {
+	const n = 3000
+	var arrived []uint64
+	f.serve = func(_ context.Context, _ transport.Peer, req *wire.Request, reply func(*wire.Reply)) {
+		arrived = append(arrived, req.Sequence)
+		if req.Sequence%7 == 0 {
+			reply(wire.ErrorReply(tqerr.New(tqerr.NotFound, "number %d", req.Sequence)))
+			return
+		}
+		reply(&wire.Reply{Body: req.Body})
+	}
+	conn, ok := f.dial(1).(transport.Poster)
+	require.True(t, ok, "every transport has posts")
+	answers := make(chan error, n)
+	for i := range uint64(n) {
+		body := make([]byte, 1+i*7%5000)
+		conn.Post(&wire.Request{Op: wire.OpList, Sequence: i, Body: body}, func(r *wire.Reply, err error) {
+			if err == nil && len(r.Body) != len(body) {
+				err = tqerr.New(tqerr.Internal, "a body of %d bytes", len(r.Body))
+			}
+			answers <- err
+		})
+	}
+	failed := 0
+	for range n {
+		if err := <-answers; err != nil {
+			require.Equal(t, tqerr.NotFound, tqerr.CodeOf(err), err)
+			failed++
+		}
+	}
+	require.Equal(t, (n+6)/7, failed)
+	for i, sequence := range arrived {
+		require.EqualValues(t, i, sequence)
+	}
+	require.NoError(t, conn.Close())
+	<-conn.Done()
+	gone := make(chan error, 1)
+	conn.Post(&wire.Request{Op: wire.OpList}, func(_ *wire.Reply, err error) { gone <- err })
+	require.Equal(t, tqerr.Unavailable, tqerr.CodeOf(<-gone))
+}

@@ -38,6 +38,7 @@ func Run(t *testing.T, start func(t *testing.T, h transport.Handler) Net) {
 		{"only the first reply counts", testSecondReply},
 		{"a late reply harms nobody", testLateReply},
 		{"notify", testNotify},
+		{"what is posted keeps its order", testPost},
 		{"a segment is the same memory", testSegment},
 		{"a segment that does not exist", testNoSegment},
 		{"close fails what waits and ends the peer", testClose},

@@ -1,0 +1,89 @@
+//go:build go1.25
+
+package controller_test
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/stretchr/testify/require"
+
+	"transferqueue/core/client"
+	"transferqueue/core/tqerr"
+	"transferqueue/core/transport"
+	"transferqueue/core/transport/memnet"
+	"transferqueue/core/unit/remote"
+	"transferqueue/core/wire"
+)
+
+// host is a unit in a process of its own, but for the process.
+type host struct {
+	name   string
+	server *remote.Server
+	net    *memnet.Network
+	peer   uint64 // of the controller's latest connection
+	dead   bool
+}
+
+// answering is a connection whose answers come from goroutines of their own, in any order, as from another process.
+type answering struct{ transport.Poster }
+
+func (c answering) Post(req *wire.Request, done func(*wire.Reply, error)) {
+	c.Poster.Post(req, func(reply *wire.Reply, err error) { go done(reply, err) })
+}
+
+func (s *system) addHost(i int, limit, samples int64) *host {
+	s.t.Helper()
+	h := &host{name: fmt.Sprintf("unit-%d", i)}
+	var err error
+	h.server, err = remote.NewServer(remote.Options{Name: h.name, MemoryLimit: limit, SampleLimit: samples, Jobs: s.jobs})
+	require.NoError(s.t, err)
+	h.net = memnet.New(uint64(i), h.server)
+	s.hosts, s.units = append(s.hosts, h), append(s.units, h.server.Unit())
+	return h
+}
+
+func (s *system) dialHost(_ context.Context, at *wire.UnitAddress) (transport.Poster, error) {
+	for _, h := range s.hosts {
+		if h.name == at.Name && !h.dead {
+			h.peer = client.NewID()
+			conn, err := h.net.Dial(h.peer)
+			return answering{conn}, err
+		}
+	}
+	return nil, tqerr.New(tqerr.Unavailable, "no server at socket %q", at.Socket)
+}
+
+func (h *host) address() wire.UnitAddress {
+	return wire.UnitAddress{Name: h.name, Socket: "/" + h.name, Secret: []byte("s"), Host: "here"}
+}
+
+// joinHosts makes all hosts known to the controller.
+func (s *system) joinHosts() {
+	s.t.Helper()
+	if len(s.hosts) == 0 {
+		return
+	}
+	var req wire.JoinUnitsRequest
+	for _, h := range s.hosts {
+		req.Units = append(req.Units, h.address())
+	}
+	admin := s.user()
+	admin.ask(wire.OpJoinUnits, &req, nil)
+	require.NoError(s.t, admin.Close())
+	s.users = s.users[:len(s.users)-1]
+}
+
+// kill ends a host as SIGKILL ends a process: its connection is gone, and nothing answers any more.
+func (s *system) kill(i int) {
+	s.hosts[i].dead = true
+	_ = s.hosts[i].net.Close()
+}
+
+func (s *system) isDead(i int) bool { return i < len(s.hosts) && s.hosts[i].dead }
+
+func (s *system) closeHosts() {
+	for _, h := range s.hosts {
+		_ = h.net.Close()
+	}
+}

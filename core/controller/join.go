@@ -1,0 +1,90 @@
+package controller
+
+import (
+	"context"
+	"math/rand/v2"
+
+	"transferqueue/core/tqerr"
+	"transferqueue/core/transport"
+	"transferqueue/core/transport/local"
+	"transferqueue/core/unit/remote"
+	"transferqueue/core/wire"
+)
+
+// joinUnits adds units in other processes, one after another. It fails at the first that cannot be added; those before it
+// stay, and the same request again adds the others.
+func (c *call) joinUnits() (any, error) {
+	var r wire.JoinUnitsRequest
+	if err := c.decode(&r); err != nil {
+		return nil, err
+	}
+	for i := range r.Units {
+		if at := &r.Units[i]; at.Name == "" || at.Socket == "" || len(at.Secret) == 0 {
+			return nil, tqerr.New(tqerr.InvalidArgument, "unit %d, %q: name, socket and secret are needed", i, at.Name)
+		}
+	}
+	return c.later(func(ctx context.Context) (any, error) {
+		select {
+		case <-c.s.joining:
+		case <-ctx.Done():
+			return nil, ctxError(ctx, "waiting for other units to join")
+		}
+		defer func() { c.s.joining <- struct{}{} }()
+		for i := range r.Units {
+			if err := c.s.join(ctx, &r.Units[i]); err != nil {
+				return nil, err
+			}
+		}
+		return nil, nil
+	})
+}
+
+// join adds one unit. The caller has the right to, so that numbers are given once.
+func (s *Server) join(ctx context.Context, at *wire.UnitAddress) error {
+	all := s.nodes.Load().order
+	number := uint32(len(all))
+	for _, n := range all {
+		if n.Name() == at.Name && n.Lost() == nil {
+			return s.joinAgain(ctx, n, at)
+		}
+	}
+	// A unit that was lost and comes back is a new one, of which the catalog knows no cell: it has to begin empty.
+	session := rand.Uint64() | 1
+	conn, err := s.dial(ctx, at, session)
+	if err != nil {
+		return tqerr.Wrap(tqerr.CodeOf(err), err, "unit %q", at.Name)
+	}
+	u, err := remote.Open(ctx, conn, remote.Address{ID: number, Name: at.Name, Host: at.Host, Socket: at.Socket, Session: session})
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ctx.Err() != nil {
+		_ = u.Close()
+		return tqerr.New(tqerr.Unavailable, "the session is closing")
+	}
+	s.addLocked(outside{u})
+	s.room.Signal()
+	return nil
+}
+
+// joinAgain checks that a unit that is known by its name is the one at an address: only its own controller's connection
+// keeps a unit from being opened.
+func (s *Server) joinAgain(ctx context.Context, n node, at *wire.UnitAddress) error {
+	known, ok := unmetered(n).(outside)
+	if !ok {
+		return tqerr.New(tqerr.AlreadyExists, "unit %q is one of the controller's own process", at.Name)
+	}
+	if known.Socket() == at.Socket {
+		return known.Sync(ctx)
+	}
+	return tqerr.New(tqerr.AlreadyExists, "unit %q has joined already, at socket %q", at.Name, known.Socket())
+}
+
+func (s *Server) dial(ctx context.Context, at *wire.UnitAddress, peer uint64) (transport.Poster, error) {
+	if s.opts.Dial != nil {
+		return s.opts.Dial(ctx, at)
+	}
+	return local.Dial(ctx, at.Socket, at.Secret, peer)
+}

@@ -1,0 +1,188 @@
+package controller
+
+import (
+	"context"
+	"math"
+	"slices"
+
+	"transferqueue/core/catalog"
+	"transferqueue/core/schema"
+	"transferqueue/core/store"
+	"transferqueue/core/tqerr"
+	"transferqueue/core/unit"
+	"transferqueue/core/unit/remote"
+)
+
+// Unit is a storage unit in this process.
+type Unit interface {
+	store.Store
+	ID() uint32
+	Name() string
+	Host() string
+	// Segment gives a duplicate of a segment's descriptor, which the caller closes, and its size.
+	Segment(segment uint32) (fd int, size int64, err error)
+	// Update computes merge(stored, operand) for every cell and stages the results.
+	Update(ctx context.Context, spec *unit.UpdateSpec) (*unit.Transformed, error)
+	// Parse runs a data parser over rows of a put and stages what it returns.
+	Parse(ctx context.Context, spec *unit.ParseSpec) (*unit.Transformed, error)
+}
+
+// node is a unit as the server uses it, wherever it is. Read, Delete and the ends of staged writes are called with Server.mu
+// held and do not wait; a unit executes them in the order of the calls.
+type node interface {
+	ID() uint32
+	Name() string
+	Host() string
+	Stats() store.Stats
+	SampleLimit() int64 // 0: none
+	OnFree(func())
+	Segment(segment uint32) (fd int, size int64, err error)
+	// Bytes is the memory of a block that is staged or leased.
+	Bytes(store.Block) ([]byte, error)
+
+	// Stage reserves memory. A unit that waits also fills it when payload is not nil.
+	Stage(ctx context.Context, partition string, columns []schema.Column, payload []byte) (store.Staged, error)
+	Read(q *unit.Query) unit.Reading
+	// Delete returns nil when it is done already.
+	Delete(partition string, fields []string, samples []schema.Sample) unit.Deleting
+	Update(ctx context.Context, spec *unit.UpdateSpec) (*unit.Transformed, error)
+	Parse(ctx context.Context, spec *unit.ParseSpec) (*unit.Transformed, error)
+
+	// Lost is nil as long as the unit can be reached.
+	Lost() error
+	// waits reports that the unit answers later, so that handlers must not wait for it on the goroutine that they are called on.
+	waits() bool
+	// sync waits until Stats is what the unit holds.
+	sync(ctx context.Context) error
+	// disconnect ends what the server has of the unit.
+	disconnect()
+	descriptors() []int
+}
+
+// inside is a unit in this process: it does everything at once.
+type inside struct {
+	Unit
+	samples int64
+}
+
+func (n inside) SampleLimit() int64                  { return n.samples }
+func (n inside) Lost() error                         { return nil }
+func (n inside) waits() bool                         { return false }
+func (n inside) sync(context.Context) error          { return nil }
+func (n inside) disconnect()                         {}
+func (n inside) descriptors() []int                  { return nil }
+func (n inside) Bytes(b store.Block) ([]byte, error) { return n.Unit.Bytes(b), nil }
+func (n inside) Delete(partition string, fields []string, samples []schema.Sample) unit.Deleting {
+	n.Unit.Delete(partition, fields, samples)
+	return nil
+}
+
+func (n inside) Stage(_ context.Context, partition string, columns []schema.Column, _ []byte) (store.Staged, error) {
+	return n.Unit.Stage(partition, columns)
+}
+
+func (n inside) Read(q *unit.Query) unit.Reading {
+	if !q.Apart {
+		l, err := n.Unit.Read(q.Partition, q.Fields, q.Samples)
+		if err != nil {
+			return &done{err: err}
+		}
+		return &done{cells: unit.Cells{Columns: l.Columns(), Leases: []store.Lease{l}}}
+	}
+	d := &done{}
+	for k := range q.Fields {
+		l, err := n.Unit.Read(q.Partition, q.Fields[k:k+1], q.Samples)
+		if err != nil {
+			d.cells.Release()
+			return &done{err: err}
+		}
+		d.cells.Columns, d.cells.Leases = append(d.cells.Columns, l.Columns()...), append(d.cells.Leases, l)
+	}
+	return d
+}
+
+// done is a read that has happened.
+type done struct {
+	cells unit.Cells
+	err   error
+}
+
+func (d *done) Ready() bool { return true }
+
+func (d *done) Wait(context.Context) (*unit.Cells, error) {
+	if d.err != nil {
+		return nil, d.err
+	}
+	return &d.cells, nil
+}
+
+// outside is a unit in a process of its own.
+type outside struct{ *remote.Unit }
+
+func (n outside) waits() bool                    { return true }
+func (n outside) sync(ctx context.Context) error { return n.Sync(ctx) }
+func (n outside) disconnect()                    { _ = n.Close() }
+func (n outside) descriptors() []int             { return n.Descriptors() }
+
+// nodes are the units of a session, those that are gone included. A value never changes.
+type nodes struct {
+	byID  map[uint32]node
+	order []node
+}
+
+func (s *Server) node(id uint32) node { return s.nodes.Load().byID[id] }
+
+// addLocked makes a unit known. Called with mu held, or before the server is shared.
+func (s *Server) addLocked(n node) {
+	n = meter(n)
+	old := s.nodes.Load()
+	next := &nodes{byID: map[uint32]node{n.ID(): n}, order: append(slices.Clone(old.order), n)}
+	for id, other := range old.byID {
+		next.byID[id] = other
+	}
+	s.mu.cat.AddUnit(n.ID(), n.Host())
+	s.mu.cat.LimitUnit(n.ID(), n.SampleLimit())
+	n.OnFree(s.room.Signal)
+	s.nodes.Store(next)
+}
+
+// rooms says how much each unit could take. Those that are gone take nothing.
+func (s *Server) rooms() []catalog.Room {
+	all := s.nodes.Load().order
+	out := make([]catalog.Room, 0, len(all))
+	for _, n := range all {
+		if n.Lost() != nil {
+			continue
+		}
+		st := n.Stats()
+		free := int64(math.MaxInt64)
+		if st.MemoryLimit > 0 {
+			free = st.MemoryLimit - st.MemoryUsed
+		}
+		out = append(out, catalog.Room{Unit: n.ID(), Free: free, Used: st.MemoryUsed})
+	}
+	return out
+}
+
+// explain says why no unit takes samples.
+func (s *Server) explain(err error) error {
+	all := s.nodes.Load().order
+	switch {
+	case tqerr.CodeOf(err) != tqerr.Unavailable:
+		return err
+	case len(all) == 0:
+		return tqerr.New(tqerr.Unavailable, "no storage unit has joined the session yet")
+	case !slices.ContainsFunc(all, func(n node) bool { return n.Lost() == nil }):
+		return tqerr.New(tqerr.Unavailable, "all %d storage units are gone", len(all))
+	}
+	return err
+}
+
+// Descriptors lists the descriptors that the server holds of units in other processes, which a forked child must close.
+func (s *Server) Descriptors() []int {
+	var out []int
+	for _, n := range s.nodes.Load().order {
+		out = append(out, n.descriptors()...)
+	}
+	return out
+}

@@ -1,0 +1,91 @@
+package session
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"transferqueue/core/internal/bufpool"
+	"transferqueue/core/jobs"
+	"transferqueue/core/tqerr"
+	"transferqueue/core/transport/local"
+	"transferqueue/core/unit/remote"
+)
+
+// maxUnitName bounds the name of a unit, which errors and listings repeat.
+const maxUnitName = 256
+
+// openUnit makes this process a storage unit, which a controller joins by socket and secret; see Info. It has no rendezvous
+// file, and no client.
+func openUnit(cfg *Config, p paths) (_ *Session, err error) {
+	if cfg.Name == "" || len(cfg.Name) > maxUnitName {
+		return nil, tqerr.New(tqerr.InvalidArgument, "unit name %q: want 1 to %d bytes", cfg.Name, maxUnitName)
+	}
+	if cfg.MemoryLimit < 0 || cfg.SampleLimit < 0 {
+		return nil, tqerr.New(tqerr.InvalidArgument, "unit %q: limits of %d bytes and %d samples, want 0 or more", cfg.Name, cfg.MemoryLimit, cfg.SampleLimit)
+	}
+	s := &Session{Pool: bufpool.New(), paths: p}
+	defer func() {
+		if err != nil {
+			_ = s.Close(0)
+		}
+	}()
+	p.sweepUnits()
+	s.Jobs = jobs.New(s.Pool)
+	s.host, err = remote.NewServer(remote.Options{
+		Name: cfg.Name, MemoryLimit: cfg.MemoryLimit, SampleLimit: cfg.SampleLimit, Jobs: s.Jobs,
+	})
+	if err != nil {
+		return nil, err
+	}
+	var id [8]byte
+	secret := make([]byte, 32)
+	_, _ = rand.Read(id[:])
+	_, _ = rand.Read(secret)
+	s.Info = Info{Owner: true, Session: hex.EncodeToString(id[:]), PID: os.Getpid(), Secret: secret, Blob: cfg.Blob}
+	s.Info.Socket = p.prefix + unitMark + strconv.Itoa(s.Info.PID) + "-" + s.Info.Session[:8] + ".sock"
+	s.socket, err = local.Listen(s.Info.Socket, secret, s.host)
+	return s, err
+}
+
+// unitMark begins the middle of the name of a unit's socket, the process id follows. No socket of a session has it, since a
+// session's name is hexadecimal.
+const unitMark = "u"
+
+// unitLives tells from a socket and the middle of its name that it is a unit's that runs. A process of another namespace of
+// process ids cannot be seen, but answers.
+func unitLives(path, middle string) bool {
+	rest, is := strings.CutPrefix(middle, unitMark)
+	if !is {
+		return false
+	}
+	number, _, _ := strings.Cut(rest, "-")
+	pid, err := strconv.Atoi(number)
+	if err == nil && pid > 0 && !errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
+		return true
+	}
+	conn, err := net.Dial("unix", path)
+	if err == nil {
+		_ = conn.Close()
+	}
+	return !errors.Is(err, syscall.ECONNREFUSED)
+}
+
+// sweepUnits removes the sockets of units whose processes have died.
+func (p paths) sweepUnits() {
+	entries, _ := os.ReadDir(p.dir)
+	for _, entry := range entries {
+		path := filepath.Join(p.dir, entry.Name())
+		rest, mine := strings.CutPrefix(path, p.prefix)
+		middle, ext, _ := strings.Cut(rest, ".")
+		if mine && ext == "sock" && strings.HasPrefix(middle, unitMark) && !unitLives(path, middle) {
+			_ = os.Remove(path)
+		}
+	}
+}

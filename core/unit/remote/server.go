@@ -1,0 +1,254 @@
+// Package remote is a storage unit in a process of its own: Server serves it there, Unit is what its controller holds.
+//
+// # The stream
+//
+// A controller sends everything to a unit as one stream of numbered requests, and the unit executes them one after
+// another, as they arrive. So the controller only puts commits, reads and deletes in line while it decides about them
+// under its lock, and waits for the answers outside. A read that was put in line behind a commit sees it, and what is read
+// on several units is of one moment. An update or a parsed put starts in its place and goes on beside the stream.
+//
+// Every answer carries what the unit holds then, so the controller always has a recent copy.
+//
+// # Lives
+//
+// A unit serves one controller at a time. What that has staged or leased ends with its connection. The cells stay until a
+// controller of another session opens the unit, which then begins empty.
+//
+// Locks: Server.mu, then life.mu, then those of the store. In the controller's process Unit.stream is taken under the
+// controller's lock; Unit.state is a leaf.
+package remote
+
+import (
+	"context"
+	"math/rand/v2"
+	"os"
+	"sync"
+
+	"transferqueue/core/guard"
+	"transferqueue/core/jobs"
+	"transferqueue/core/tqerr"
+	"transferqueue/core/transport"
+	"transferqueue/core/unit"
+	"transferqueue/core/wire"
+)
+
+// Options configure a unit server.
+type Options struct {
+	Name        string
+	MemoryLimit int64 // bytes, 0: none
+	SampleLimit int64 // what it tells controllers; 0: none
+	Jobs        *jobs.Queue
+}
+
+// Server is a unit for a controller in another process. It implements transport.Handler.
+type Server struct {
+	opts        Options
+	incarnation uint64
+	mu          struct {
+		sync.Mutex
+		unit    *unit.Unit
+		freed   *unit.Freed // memory of unit
+		session uint64      // whose cells the unit holds; 0: nobody's
+		life    *life       // nil while no controller is connected
+		closed  bool
+	}
+}
+
+var _ transport.Handler = (*Server)(nil)
+
+// NewServer makes an empty unit.
+func NewServer(o Options) (*Server, error) {
+	s := &Server{opts: o, incarnation: rand.Uint64()}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s, s.beginLocked()
+}
+
+// beginLocked makes an empty unit.
+func (s *Server) beginLocked() error {
+	u, err := unit.New(unit.Options{Name: s.opts.Name, MemoryLimit: s.opts.MemoryLimit, Jobs: s.opts.Jobs})
+	if err != nil {
+		return err
+	}
+	s.mu.unit, s.mu.freed = u, &unit.Freed{}
+	u.OnFree(s.mu.freed.Signal)
+	return nil
+}
+
+// handler answers a request of the stream at once, or returns errLater and sees to the answer.
+type handler func(l *life, r *request) (*wire.UnitReply, error)
+
+var errLater = tqerr.New(tqerr.Internal, "answered later")
+
+var handlers = map[wire.Op]handler{
+	wire.OpUnitStage:     (*life).stage,
+	wire.OpUnitCommit:    (*life).commit,
+	wire.OpUnitAbort:     (*life).abort,
+	wire.OpUnitRead:      (*life).read,
+	wire.OpUnitRelease:   (*life).release,
+	wire.OpUnitDelete:    (*life).remove,
+	wire.OpUnitTransform: (*life).transform,
+	wire.OpUnitStats:     (*life).report,
+}
+
+// request is one request on its way to its answer.
+type request struct {
+	*wire.Request
+	ctx     context.Context
+	reply   func(*wire.Reply)
+	payload []byte // of the answer
+}
+
+func (r *request) decode(v any) error { return wire.Unmarshal(r.Body, v) }
+
+// Serve implements transport.Handler.
+func (s *Server) Serve(ctx context.Context, peer transport.Peer, req *wire.Request, reply func(*wire.Reply)) {
+	r := &request{Request: req, ctx: ctx, reply: reply}
+	l, err := s.lifeFor(peer, r)
+	if err != nil {
+		r.fail(err)
+		return
+	}
+	if req.Op == wire.OpUnitOpen {
+		l.answer(r, &wire.UnitReply{Opened: &wire.UnitOpened{
+			Name: s.opts.Name, Incarnation: s.incarnation, PID: os.Getpid(), SampleLimit: s.opts.SampleLimit,
+		}}, nil)
+		return
+	}
+	handle, known := handlers[req.Op]
+	if !known {
+		r.fail(tqerr.New(tqerr.Unimplemented, "unknown request %d; controller and unit are of different versions", req.Op))
+		return
+	}
+	result, err := handle(l, r)
+	l.answer(r, result, err)
+}
+
+// fail answers with an error. The controller says during which operation of a user it happened.
+func (r *request) fail(err error) { r.reply(wire.ErrorReply(err)) }
+
+// lifeFor returns the life to which a request of the stream belongs. OpUnitOpen begins one.
+func (s *Server) lifeFor(peer transport.Peer, r *request) (*life, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.mu.life
+	switch {
+	case s.mu.closed:
+		return nil, tqerr.New(tqerr.Unavailable, "unit %q is closing", s.opts.Name)
+	case r.ctx.Err() != nil:
+		return nil, tqerr.New(tqerr.Cancelled, "the controller is gone")
+	case r.Op == wire.OpUnitOpen:
+		return s.openLocked(peer, r)
+	case l == nil || l.peer != peer.ID:
+		return nil, tqerr.New(tqerr.InvalidState, "unit %q was not opened by this controller", s.opts.Name)
+	case r.Sequence != l.last+1:
+		return nil, tqerr.New(tqerr.Corruption, "unit %q: request %d came where %d was due", s.opts.Name, r.Sequence, l.last+1)
+	}
+	l.last++
+	return l, nil
+}
+
+func (s *Server) openLocked(peer transport.Peer, r *request) (*life, error) {
+	var open wire.UnitOpenRequest
+	if err := r.decode(&open); err != nil {
+		return nil, err
+	}
+	if s.mu.life != nil {
+		return nil, tqerr.New(tqerr.AlreadyExists, "unit %q belongs to a controller already", s.opts.Name)
+	}
+	if open.Session == 0 || r.Sequence != 1 {
+		return nil, tqerr.New(tqerr.InvalidArgument, "unit %q: opened as request %d for session %d", s.opts.Name, r.Sequence, open.Session)
+	}
+	if s.mu.session != 0 && s.mu.session != open.Session {
+		old := s.mu.unit
+		if err := s.beginLocked(); err != nil {
+			return nil, err
+		}
+		if err := old.Close(); err != nil {
+			return nil, err
+		}
+	}
+	s.mu.session = open.Session
+	s.mu.life = newLife(s.mu.unit, s.mu.freed, peer.ID)
+	return s.mu.life, nil
+}
+
+// Gone implements transport.Handler: what the controller has staged or leased ends.
+func (s *Server) Gone(peer transport.Peer) {
+	s.mu.Lock()
+	l := s.mu.life
+	if l == nil || l.peer != peer.ID {
+		s.mu.Unlock()
+		return
+	}
+	s.mu.Unlock()
+	l.end()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mu.life = nil
+}
+
+// Segment implements transport.Handler. A server has one unit, whatever its number with the controller is.
+func (s *Server) Segment(_, segment uint32) (int, int64, error) { return s.Unit().Segment(segment) }
+
+// Unit is the unit behind the server, until it is opened for another session.
+func (s *Server) Unit() *unit.Unit {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mu.unit
+}
+
+// Close ends the unit. InvalidState while something is staged or leased, which the end of the transport in front of it ends.
+func (s *Server) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	err := s.mu.unit.Close()
+	s.mu.closed = s.mu.closed || err == nil
+	return err
+}
+
+// answer replies to a request with what the unit holds now.
+func (l *life) answer(r *request, result *wire.UnitReply, err error) {
+	if err == error(errLater) {
+		return
+	}
+	var body []byte
+	if err == nil {
+		if result == nil {
+			result = &wire.UnitReply{}
+		}
+		result.Stats = l.stats()
+		body, err = wire.Marshal(result)
+	}
+	if err != nil {
+		r.fail(err)
+		return
+	}
+	r.reply(&wire.Reply{Body: body, Payload: r.payload})
+}
+
+// enter counts a computation, whose end the end of the life waits for.
+func (l *life) enter() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.mu.ended {
+		return errGone
+	}
+	l.running.Add(1)
+	return nil
+}
+
+// later answers a request from a goroutine of its own, after enter. A panic there is the answer too.
+func (l *life) later(r *request, run func() (*wire.UnitReply, error)) (*wire.UnitReply, error) {
+	guard.Go("unit "+r.Op.String(), func() {
+		defer l.running.Done()
+		var result *wire.UnitReply
+		err := func() (err error) {
+			defer guard.Recover(&err)
+			result, err = run()
+			return err
+		}()
+		l.answer(r, result, err)
+	})
+	return nil, errLater
+}

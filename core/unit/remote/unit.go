@@ -1,0 +1,279 @@
+package remote
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"transferqueue/core/guard"
+	"transferqueue/core/schema"
+	"transferqueue/core/store"
+	"transferqueue/core/tqerr"
+	"transferqueue/core/transport"
+	"transferqueue/core/unit"
+	"transferqueue/core/wire"
+)
+
+// Address is where a unit is, and what the controller calls it.
+type Address struct {
+	ID      uint32
+	Name    string
+	Host    string
+	Socket  string
+	Session uint64 // of the controller, not 0
+}
+
+// Unit is a unit in another process as its controller sees it. Its methods may be called from any goroutine. Read, Delete,
+// Commit, Abort and Release take their places in the stream before they return and never wait.
+type Unit struct {
+	at       Address
+	opened   wire.UnitOpened
+	conn     transport.Poster
+	numbers  atomic.Uint64 // of writes and leases
+	segments segments
+	stream   struct {
+		sync.Mutex
+		last uint64
+	}
+	state struct {
+		sync.Mutex
+		stats  wire.UnitStats
+		onFree []func()
+		lost   error
+	}
+}
+
+// Open begins to use the unit at the other end of a connection, which belongs to the Unit from then on. What the unit holds
+// of another session is dropped. AlreadyExists when it serves another controller.
+func Open(ctx context.Context, conn transport.Poster, at Address) (*Unit, error) {
+	u := &Unit{at: at, conn: conn}
+	u.segments.init()
+	a := u.post(wire.OpUnitOpen, &wire.UnitOpenRequest{Session: at.Session}, nil)
+	err := a.wait(ctx)
+	if err == nil && a.reply.Opened == nil {
+		err = tqerr.New(tqerr.Corruption, "unit %q does not say who it is", at.Name)
+	}
+	if err == nil && a.reply.Opened.Name != at.Name {
+		err = tqerr.New(tqerr.InvalidArgument, "unit %q calls itself %q", at.Name, a.reply.Opened.Name)
+	}
+	if err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	u.opened = *a.reply.Opened
+	guard.Go("unit "+at.Name, func() {
+		<-conn.Done()
+		u.lose(nil)
+	})
+	return u, nil
+}
+
+// lose makes the unit unavailable. What waited for its memory looks for other room.
+func (u *Unit) lose(why error) {
+	u.state.Lock()
+	if u.state.lost == nil {
+		u.state.lost = tqerr.New(tqerr.Unavailable, "unit %q is gone", u.at.Name)
+		if why != nil && tqerr.CodeOf(why) != tqerr.Unavailable {
+			u.state.lost = tqerr.New(tqerr.Unavailable, "unit %q was given up: %s", u.at.Name, why)
+		}
+	}
+	tell := u.state.onFree
+	u.state.Unlock()
+	for _, fn := range tell {
+		fn()
+	}
+}
+
+// Lost is nil as long as the unit can be reached.
+func (u *Unit) Lost() error {
+	u.state.Lock()
+	defer u.state.Unlock()
+	return u.state.lost
+}
+
+// ID is the unit's number in its session.
+func (u *Unit) ID() uint32 { return u.at.ID }
+
+// Name is the unit's id as users see it.
+func (u *Unit) Name() string { return u.at.Name }
+
+// Socket is where the unit was reached.
+func (u *Unit) Socket() string { return u.at.Socket }
+
+// Host is the host the unit runs on.
+func (u *Unit) Host() string { return u.at.Host }
+
+// Incarnation differs from one start of the unit to the next.
+func (u *Unit) Incarnation() uint64 { return u.opened.Incarnation }
+
+// SampleLimit is the most samples the unit takes, 0 for no limit.
+func (u *Unit) SampleLimit() int64 { return u.opened.SampleLimit }
+
+// Stats is what the unit held when it answered last; of a unit that is gone, nothing.
+func (u *Unit) Stats() store.Stats {
+	u.state.Lock()
+	defer u.state.Unlock()
+	st := u.state.stats
+	if u.state.lost != nil {
+		return store.Stats{MemoryLimit: st.MemoryLimit, DiskLimit: st.DiskLimit}
+	}
+	return store.Stats{
+		MemoryUsed: st.MemoryUsed, MemoryLimit: st.MemoryLimit, DiskUsed: st.DiskUsed, DiskLimit: st.DiskLimit,
+		Cells: st.Cells, Staged: st.Staged, Leases: st.Leases,
+	}
+}
+
+// OnFree registers a function that is called when the unit has told that memory was freed, and when it is lost. It must
+// not block.
+func (u *Unit) OnFree(fn func()) {
+	u.state.Lock()
+	defer u.state.Unlock()
+	u.state.onFree = append(u.state.onFree[:len(u.state.onFree):len(u.state.onFree)], fn)
+}
+
+// Sync waits until the unit has executed everything that was put in line before.
+func (u *Unit) Sync(ctx context.Context) error {
+	return u.post(wire.OpUnitStats, &wire.UnitOpenRequest{}, nil).wait(ctx)
+}
+
+// Close ends the connection. The unit drops what is staged and leased; its cells stay.
+func (u *Unit) Close() error {
+	err := u.conn.Close()
+	u.lose(nil)
+	u.segments.close()
+	return err
+}
+
+// answer is what comes back for a request. Its fields may be read when done is closed.
+type answer struct {
+	u       *Unit
+	done    chan struct{}
+	reply   wire.UnitReply
+	payload []byte
+	err     error
+	must    atomic.Bool // an error means that the unit cannot be used
+}
+
+// post puts a request in line.
+func (u *Unit) post(op wire.Op, body any, payload []byte) *answer {
+	return u.postFor(0, op, body, payload)
+}
+
+// postFor puts a request in line whose work is given so much time, 0: any.
+func (u *Unit) postFor(timeout time.Duration, op wire.Op, body any, payload []byte) *answer {
+	a := &answer{u: u, done: make(chan struct{})}
+	raw, err := wire.Marshal(body)
+	if err == nil {
+		// A frame that is refused later would leave a hole in the numbers.
+		err = (&wire.Frame{Body: raw, Payload: payload}).Check()
+	}
+	if err != nil {
+		a.err = err
+		close(a.done)
+		return a
+	}
+	u.stream.Lock()
+	defer u.stream.Unlock()
+	u.stream.last++
+	u.conn.Post(&wire.Request{Op: op, Sequence: u.stream.last, Timeout: timeout, Body: raw, Payload: payload}, a.settle)
+	return a
+}
+
+// mustPost puts a request in line that the unit cannot refuse. One that does is not what the controller takes it for, and is
+// given up before anybody reads from it.
+func (u *Unit) mustPost(op wire.Op, body any) {
+	a := u.post(op, body, nil)
+	a.must.Store(true)
+	if a.ready() {
+		a.insist()
+	}
+}
+
+func (a *answer) insist() {
+	if a.err != nil && a.must.Swap(false) {
+		a.u.lose(a.err)
+		guard.Go("unit "+a.u.at.Name, func() { _ = a.u.conn.Close() })
+	}
+}
+
+// settle takes the answer.
+func (a *answer) settle(reply *wire.Reply, err error) {
+	if err == nil {
+		err = wire.Unmarshal(reply.Body, &a.reply)
+		a.payload = reply.Payload
+	}
+	switch tqerr.CodeOf(err) {
+	case tqerr.OK:
+		a.u.learn(&a.reply.Stats)
+	case tqerr.Unavailable:
+		err = tqerr.New(tqerr.Unavailable, "unit %q: %s", a.u.at.Name, err)
+	}
+	a.err = err
+	close(a.done)
+	a.insist()
+}
+
+// learn keeps the latest counts of the unit, and tells of memory that was freed.
+func (u *Unit) learn(st *wire.UnitStats) {
+	u.state.Lock()
+	if st.Count <= u.state.stats.Count {
+		u.state.Unlock()
+		return
+	}
+	freed := st.MemoryUsed < u.state.stats.MemoryUsed
+	u.state.stats = *st
+	tell := u.state.onFree
+	u.state.Unlock()
+	if freed {
+		for _, fn := range tell {
+			fn()
+		}
+	}
+}
+
+func (a *answer) ready() bool {
+	select {
+	case <-a.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// wait returns the error of the answer, or that of ctx when that ends first.
+func (a *answer) wait(ctx context.Context) error {
+	select {
+	case <-a.done:
+		return a.err
+	default:
+	}
+	select {
+	case <-a.done:
+		return a.err
+	case <-ctx.Done():
+		return unit.Ended(ctx, "waiting for unit \""+a.u.at.Name+"\"")
+	}
+}
+
+// Done implements unit.Deleting.
+func (a *answer) Done() <-chan struct{} { return a.done }
+
+// Err implements unit.Deleting.
+func (a *answer) Err() error { return a.err }
+
+func wireSamples(samples []schema.Sample) wire.Samples {
+	out := wire.Samples{Indexes: make(wire.Ints, len(samples)), Generations: make(wire.Ints, len(samples))}
+	for i, s := range samples {
+		out.Indexes[i], out.Generations[i] = s.Index, int64(s.Generation)
+	}
+	return out
+}
+
+func wireColumns(columns []schema.Column) []wire.Column {
+	out := make([]wire.Column, len(columns))
+	for i := range columns {
+		out[i] = wire.Column(columns[i])
+	}
+	return out
+}

@@ -1,0 +1,123 @@
+package wire
+
+// The requests between a controller and a storage unit in a process of its own. A unit executes those of its controller
+// in the order in which they were sent, which their sequence counts from 1: a read that was sent behind a commit sees it.
+// Only OpUnitTransform goes on beside others after it has begun. The controller chooses the numbers of transactions and
+// leases, so it can end what it has not been told of.
+
+// JoinUnitsRequest makes units part of the session. A unit that has joined already is left as it is.
+type JoinUnitsRequest struct {
+	Units []UnitAddress
+}
+
+// UnitAddress says how a unit is reached.
+type UnitAddress struct {
+	Name   string
+	Socket string
+	Secret []byte
+	Host   string
+}
+
+// UnitOpenRequest is the first request of a controller. A unit that holds cells of another session drops them.
+type UnitOpenRequest struct {
+	Session uint64
+}
+
+// UnitOpened tells a controller whom it has reached.
+type UnitOpened struct {
+	Name        string
+	Incarnation uint64 // differs from one start of the unit to the next
+	PID         int
+	SampleLimit int64 // 0: none
+}
+
+// UnitStageRequest reserves memory for columns. With Filled the payload holds their bytes, one after another.
+type UnitStageRequest struct {
+	Txn       uint64
+	Partition string
+	Columns   []Column
+	Filled    bool
+}
+
+// UnitCommitRequest makes staged columns visible: row i is that of sample i. OpUnitAbort takes a TxnRequest.
+type UnitCommitRequest struct {
+	Txn     uint64
+	Samples Samples
+}
+
+// UnitReadRequest leases cells under the number Lease, or one number per field from Lease on when Apart. When all columns
+// together have at most Inline bytes, the reply carries them, and there is no lease unless Keep.
+type UnitReadRequest struct {
+	Lease     uint64
+	Partition string
+	Fields    Strings
+	Samples   Samples
+	Apart     bool
+	Inline    int64
+	Keep      bool
+}
+
+// UnitDeleteRequest removes cells; Fields nil means all fields.
+type UnitDeleteRequest struct {
+	Partition string
+	Fields    Strings
+	Samples   Samples
+}
+
+// UnitTransformRequest computes an update, or parses a put, and stages the result as Txn. The operands are the payload, or
+// staged as Operand. OpUnitAbort of Txn cancels it while it runs.
+type UnitTransformRequest struct {
+	Txn       uint64
+	Partition string
+	Samples   Samples // of an update
+	Keys      Strings
+	Rows      int
+	Columns   []Column
+	Operand   uint64 // 0: the payload
+	Update    bool
+	Merge     string
+	Callable  []byte
+	WaitMS    int64 // how long the result may wait for memory
+}
+
+// UnitReply answers every request of a controller that did not fail. Stats are those after the request.
+type UnitReply struct {
+	Stats   UnitStats
+	Blocks  []Block      // of a stage: one per column
+	Columns []UnitColumn // of a read or a transformation
+	Filled  bool         // of a read: the payload holds the bytes of all columns
+	Missing *MissingCell // of a read that found a cell missing, and leased nothing
+	Opened  *UnitOpened
+}
+
+// UnitStats counts what a unit holds. A higher Count was taken later.
+type UnitStats struct {
+	Count       uint64
+	MemoryUsed  int64
+	MemoryLimit int64
+	DiskUsed    int64
+	DiskLimit   int64
+	Cells       int64
+	Staged      int64
+	Leases      int64
+}
+
+// UnitColumn is one column of a read or of a result.
+type UnitColumn struct {
+	Column Column
+	Runs   []UnitRun
+}
+
+// UnitRun is a number of consecutive rows in one block.
+type UnitRun struct {
+	Rows  int
+	Block Block
+}
+
+// MissingCell says which cell a read did not find.
+type MissingCell struct {
+	Field      string
+	Index      int64
+	Generation int64
+	Stale      bool
+}

@@ -1,0 +1,87 @@
+"""A storage unit in this process, for a controller in another process of this host."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import socket
+from typing import Any
+
+from transfer_queue import _lib, _session
+from transfer_queue._jobs import Workers
+from transfer_queue.errors import TransferQueueError
+
+_CLOSE_S = 5.0
+
+
+class UnitHost:
+    """A storage unit that this process hosts until it ends or closes it.
+
+    It does nothing by itself: a controller joins it by its address. Merge functions of updates and data parsers of the
+    cells that it stores run on threads of this process.
+
+    Args:
+        name: what listings and errors call it; the units of a session have different names.
+        memory_limit_bytes: bytes of memory for cells; 0 for no limit.
+        sample_limit: samples that it takes; 0 for no limit.
+
+    Raises:
+        InvalidArgumentError: the name is empty or too long, or a limit is negative.
+
+    Example:
+        >>> from transfer_queue._unit import UnitHost
+        >>> host = UnitHost("unit-a", memory_limit_bytes=1 << 20)
+        >>> sorted(host.address)
+        ['host', 'name', 'pid', 'secret', 'socket']
+        >>> host.close()
+    """
+
+    def __init__(
+        self, name: str, memory_limit_bytes: int = 0, sample_limit: int = 0, namespace: str = "default"
+    ) -> None:
+        options = {
+            "mode": "unit",
+            "dir": os.environ.get("TQ_RUNTIME_DIR", ""),
+            "namespace": namespace,
+            "name": name,
+            "memory_limit_bytes": memory_limit_bytes,
+            "total_storage_size": sample_limit,
+            "version": _session.version(),
+        }
+        self._handle, described = _session._opened(options)
+        self._pid = os.getpid()
+        self._workers: Workers | None = None
+        #: Where a controller reaches it: plain values that may be sent to another process. The secret gives access.
+        self.address: dict[str, Any] = {
+            "name": name,
+            "socket": described["socket"],
+            "secret": described["secret"],
+            "host": socket.gethostname(),
+            "pid": described["pid"],
+        }
+        atexit.register(self._at_exit)
+        try:
+            self._workers = Workers(self._handle)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self, join_s: float = _CLOSE_S) -> None:
+        """Give its memory back and remove its socket; what it stores is lost. A second call does nothing.
+
+        Args:
+            join_s: seconds to wait for callables of users that still run here.
+        """
+        handle, self._handle = self._handle, 0
+        atexit.unregister(self._at_exit)
+        if not handle or self._pid != os.getpid():
+            return
+        _session._ended(handle)
+        if self._workers is not None:
+            self._workers.join(join_s)
+
+    def _at_exit(self) -> None:
+        if _lib.loaded():
+            with contextlib.suppress(TransferQueueError):
+                self.close(join_s=0)

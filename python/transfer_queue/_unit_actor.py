@@ -1,0 +1,87 @@
+"""What runs in the process of a unit actor: one storage unit, which a controller is told of by its address."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from transfer_queue._unit import UnitHost
+from transfer_queue.errors import InvalidArgumentError, UnavailableError, UnimplementedError, WrongTypeError
+from transfer_queue.utils.zmq_utils import Role, ZMQServerInfo
+
+
+class UnitActor:
+    """A storage unit.
+
+    Args:
+        config: section ``backend.SimpleStorage``; or, as older programs have it, ``storage_unit_size``.
+        storage_unit_size: most samples it takes, None for no limit.
+        name: its name in the session, by default a new one.
+        environment: variables of the creator, for those that are not set here.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any] | int | None = None,
+        storage_unit_size: int | None = None,
+        name: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._host: UnitHost | None = None
+        self._failed: BaseException | None = None
+        try:
+            for variable, value in (environment or {}).items():
+                os.environ.setdefault(variable, value)
+            if isinstance(config, int) and not isinstance(config, bool):
+                config, storage_unit_size = None, config
+            memory, samples = _limits(config, storage_unit_size)
+            self._host = UnitHost(name or f"TQ_STORAGE_UNIT_{uuid.uuid4().hex[:8]}", memory, samples)
+        except BaseException as error:
+            self._failed = error  # an error of the constructor would reach nobody as what it is
+
+    @property
+    def _open(self) -> UnitHost:
+        if self._failed is not None:
+            raise self._failed
+        assert self._host is not None
+        return self._host
+
+    async def get_zmq_server_info(self) -> ZMQServerInfo:
+        """The address with which it joins a session."""
+        at = self._open.address
+        return ZMQServerInfo(
+            Role.STORAGE, at["name"], ip=at["host"], socket=at["socket"], secret=at["secret"], pid=at["pid"]
+        )
+
+    async def shutdown(self) -> None:
+        """End the unit. What it holds is gone."""
+        host, self._host = self._host, None
+        if host is not None:
+            self._failed = UnavailableError("the unit was shut down")
+            await asyncio.to_thread(host.close)
+
+
+def _limits(config: Any, storage_unit_size: Any) -> tuple[int, int]:
+    """Memory and number of samples that the unit takes at most, 0 for no limit."""
+    if config is None:
+        return 0, _count("storage_unit_size", storage_unit_size)
+    if not hasattr(config, "get"):
+        raise WrongTypeError(f"config: got {type(config).__name__}, want the section backend.SimpleStorage")
+    if (config.get("ssd_offload") or {}).get("enabled"):
+        raise UnimplementedError("not supported by this release: ssd_offload.enabled")
+    total, units = _count("total_storage_size", config.get("total_storage_size")), config.get("num_data_storage_units")
+    samples = -(-total // (_count("num_data_storage_units", units) or 1))
+    return _count("memory_limit_bytes", config.get("memory_limit_bytes")), samples
+
+
+def _count(name: str, value: Any) -> int:
+    if value is None:
+        return 0
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidArgumentError(f"{name}: got {value!r}, want null or a whole number of at least 1")
+    return value

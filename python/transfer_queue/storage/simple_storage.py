@@ -1,0 +1,18 @@
+"""The storage unit as a Ray actor. `init` makes them when Ray is running; programs may make others by hand."""
+
+from __future__ import annotations
+
+from transfer_queue._actor_class import ActorClass
+
+__all__ = ["SimpleStorageUnit"]
+
+_DOC = """Storage unit, as a class of Ray actors.
+
+``SimpleStorageUnit.options(...).remote(config)`` starts one, in a process of its own that reserves no CPU. ``config`` is
+the section ``backend.SimpleStorage``; ``remote(storage_unit_size=n)`` limits it to n samples instead. A client makes it
+part of a session with ``initialize_storage_manager``, to which its address, that ``get_zmq_server_info`` answers, is given.
+"""
+
+SimpleStorageUnit = ActorClass(
+    "SimpleStorageUnit", _DOC, "transfer_queue._unit_actor", "UnitActor", num_cpus=0, max_concurrency=1000
+)
