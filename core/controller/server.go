@@ -62,6 +62,8 @@ type Server struct {
 		byID map[uint64]*client
 	}
 	room unit.Freed
+	// mapped is held for reading by who touches the memory of units in other processes; Close unmaps it.
+	mapped sync.RWMutex
 }
 
 // New starts a server over units that nobody else uses.
@@ -104,8 +106,14 @@ func (s *Server) Close() {
 	}
 	s.closing.Do(func() {
 		<-s.joining // nobody adds units any more
-		for _, n := range s.nodes.Load().order {
+		all := s.nodes.Load().order
+		for _, n := range all {
 			n.disconnect()
+		}
+		s.mapped.Lock()
+		defer s.mapped.Unlock()
+		for _, n := range all {
+			n.close()
 		}
 	})
 }
