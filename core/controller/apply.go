@@ -94,6 +94,8 @@ func (t *txn) restage(ctx context.Context, stage stager) error {
 
 // copyFrom copies staged bytes row by row from another staging of the same write.
 func (t *txn) copyFrom(old *txn) error {
+	t.s.mapped.RLock()
+	defer t.s.mapped.RUnlock()
 	from, to := pieces(old.shares), pieces(t.shares)
 	for k := range t.write.Columns {
 		source := make([][]byte, t.rows)

@@ -107,11 +107,7 @@ func (s *system) die(begin func(*system, *user) *pending, writes bool, when memn
 		hit = hit || seen == step+1
 		return seen == step+1
 	}})
-	result := begin(s, u).wait()
-	for _, c := range result.Columns {
-		client.Release(c.Token)
-		client.Release(c.OffsetsToken)
-	}
+	result := begin(s, u).released()
 	synctest.Wait()
 	remove()
 	if !hit {
@@ -224,7 +220,7 @@ func TestAUnitHangs(t *testing.T) {
 				if !p.done() {
 					keys[i] = key
 				}
-				p.wait()
+				p.released()
 				remove()
 			}
 		}
@@ -233,11 +229,11 @@ func TestAUnitHangs(t *testing.T) {
 		p := u.beginOne(keys[0], time.Minute)
 		synctest.Wait()
 		clear := u.begin(wire.OpClear, &wire.ClearRequest{Partition: "p", Keys: []string{keys[0]}}, time.Minute)
-		require.NoError(t, other.beginOne(keys[1], time.Minute).wait().Err)
+		require.NoError(t, other.beginOne(keys[1], time.Minute).released().Err)
 		other.put(s.rows(narrow, []string{keys[1]}, 4))
 		require.Equal(t, "ACTIVE", other.state("unit-0"))
 		require.False(t, p.done() || clear.done())
-		require.Equal(t, tqerr.DeadlineExceeded, tqerr.CodeOf(p.wait().Err))
+		require.Equal(t, tqerr.DeadlineExceeded, tqerr.CodeOf(p.released().Err))
 		require.Equal(t, tqerr.DeadlineExceeded, tqerr.CodeOf(clear.wait().Err))
 		require.Equal(t, []string{keys[1]}, other.keys())
 		remove()
@@ -249,20 +245,5 @@ func TestAUnitHangs(t *testing.T) {
 func (u *user) beginOne(key string, timeout time.Duration) *pending {
 	body, err := wire.Marshal(&wire.GetRequest{Partition: "p", Keys: []string{key}, Fields: []string{"y"}, Inline: client.InlineLimit})
 	require.NoError(u.t, err)
-	p := u.start(&client.Request{Op: wire.OpGet, Body: body, Timeout: timeout})
-	return &pending{result: released(p.result), cancel: p.cancel}
-}
-
-// released passes results on without what they hold.
-func released(results chan *client.Result) chan *client.Result {
-	out := make(chan *client.Result, 1)
-	go func() {
-		r := <-results
-		for _, c := range r.Columns {
-			client.Release(c.Token)
-			client.Release(c.OffsetsToken)
-		}
-		out <- r
-	}()
-	return out
+	return u.start(&client.Request{Op: wire.OpGet, Body: body, Timeout: timeout})
 }

@@ -235,6 +235,8 @@ func (r *read) copyOut(columns []wire.GetColumn, total int64) ([]byte, error) {
 		}
 		return r.cells[0].Payload, nil
 	}
+	r.s.mapped.RLock()
+	defer r.s.mapped.RUnlock()
 	sent := map[uint32]*unit.Cells{}
 	for k, cells := range r.cells {
 		if cells.Filled {

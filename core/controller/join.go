@@ -44,8 +44,12 @@ func (s *Server) join(ctx context.Context, at *wire.UnitAddress) error {
 	all := s.nodes.Load().order
 	number := uint32(len(all))
 	for _, n := range all {
-		if n.Name() == at.Name && n.Lost() == nil {
-			return s.joinAgain(ctx, n, at)
+		if n.Name() != at.Name || n.Lost() != nil {
+			continue
+		}
+		// One whose process has just ended may not be known to be lost yet.
+		if err := joinAgain(ctx, n, at); tqerr.CodeOf(err) != tqerr.Unavailable {
+			return err
 		}
 	}
 	// A unit that was lost and comes back is a new one, of which the catalog knows no cell: it has to begin empty.
@@ -69,15 +73,15 @@ func (s *Server) join(ctx context.Context, at *wire.UnitAddress) error {
 	return nil
 }
 
-// joinAgain checks that a unit that is known by its name is the one at an address: only its own controller's connection
-// keeps a unit from being opened.
-func (s *Server) joinAgain(ctx context.Context, n node, at *wire.UnitAddress) error {
+// joinAgain checks that a unit that is known by its name is the one at an address, which differs from one start of a unit to
+// the next. Unavailable when the known one has gone.
+func joinAgain(ctx context.Context, n node, at *wire.UnitAddress) error {
 	known, ok := unmetered(n).(outside)
 	if !ok {
 		return tqerr.New(tqerr.AlreadyExists, "unit %q is one of the controller's own process", at.Name)
 	}
-	if known.Socket() == at.Socket {
-		return known.Sync(ctx)
+	if err := known.Sync(ctx); err != nil || known.Socket() == at.Socket {
+		return err
 	}
 	return tqerr.New(tqerr.AlreadyExists, "unit %q has joined already, at socket %q", at.Name, known.Socket())
 }

@@ -54,8 +54,9 @@ type node interface {
 	waits() bool
 	// sync waits until Stats is what the unit holds.
 	sync(ctx context.Context) error
-	// disconnect ends what the server has of the unit.
+	// disconnect ends requests to the unit, and close what the server has of it.
 	disconnect()
+	close()
 	descriptors() []int
 }
 
@@ -69,6 +70,7 @@ func (n inside) SampleLimit() int64                  { return n.samples }
 func (n inside) Lost() error                         { return nil }
 func (n inside) waits() bool                         { return false }
 func (n inside) sync(context.Context) error          { return nil }
+func (n inside) close()                              {}
 func (n inside) disconnect()                         {}
 func (n inside) descriptors() []int                  { return nil }
 func (n inside) Bytes(b store.Block) ([]byte, error) { return n.Unit.Bytes(b), nil }
@@ -121,7 +123,8 @@ type outside struct{ *remote.Unit }
 
 func (n outside) waits() bool                    { return true }
 func (n outside) sync(ctx context.Context) error { return n.Sync(ctx) }
-func (n outside) disconnect()                    { _ = n.Close() }
+func (n outside) disconnect()                    { _ = n.Disconnect() }
+func (n outside) close()                         { _ = n.Close() }
 func (n outside) descriptors() []int             { return n.Descriptors() }
 
 // nodes are the units of a session, those that are gone included. A value never changes.

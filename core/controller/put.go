@@ -199,16 +199,20 @@ func (t *txn) reserve(ctx context.Context, rooms []catalog.Room) (err error) {
 	if !t.needsMemory() {
 		return nil
 	}
-	for _, sh := range t.tightestFirst(rooms) {
+	ordered, fits := t.tightestFirst(rooms)
+	err = together(ctx, len(ordered), fits && t.waits(), func(ctx context.Context, i int) (err error) {
+		sh := ordered[i]
 		var payload []byte
 		if t.req.Inline && sh.unit.waits() {
 			payload = t.payloadOf(sh)
 		}
-		if sh.staged, err = sh.unit.Stage(ctx, t.write.Partition, sh.cols, payload); err != nil {
-			t.abort()
-			t.shares = nil
-			return err
-		}
+		sh.staged, err = sh.unit.Stage(ctx, t.write.Partition, sh.cols, payload)
+		return err
+	})
+	if err != nil {
+		t.abort()
+		t.shares = nil
+		return err
 	}
 	if t.req.Inline {
 		t.fill()
@@ -216,9 +220,9 @@ func (t *txn) reserve(ctx context.Context, rooms []catalog.Room) (err error) {
 	return nil
 }
 
-// tightestFirst orders the shares by what they leave free on their units. A write that does not fit is then refused before
+// tightestFirst orders the shares by what they leave free on their units, and tells whether all leave something. A write that does not fit is then refused before
 // anything was staged, and so frees nothing, which would wake all writes that wait for room, this one included.
-func (t *txn) tightestFirst(rooms []catalog.Room) []*share {
+func (t *txn) tightestFirst(rooms []catalog.Room) (ordered []*share, fits bool) {
 	left := func(sh *share) int64 {
 		free := int64(0) // of a unit that is gone
 		if k := slices.IndexFunc(rooms, func(r catalog.Room) bool { return r.Unit == sh.unit.ID() }); k >= 0 {
@@ -233,10 +237,11 @@ func (t *txn) tightestFirst(rooms []catalog.Room) []*share {
 	for i := range out {
 		out[i] = &t.shares[i]
 	}
-	if len(out) > 1 {
-		slices.SortFunc(out, func(a, b *share) int { return cmp.Compare(left(a), left(b)) })
+	if len(out) < 2 {
+		return out, true
 	}
-	return out
+	slices.SortFunc(out, func(a, b *share) int { return cmp.Compare(left(a), left(b)) })
+	return out, left(out[0]) >= 0
 }
 
 // hostOfWriter is where writers are: all of them are on this host until units on other hosts join.

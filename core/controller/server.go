@@ -72,6 +72,8 @@ type Server struct {
 	room    unit.Freed
 	metrics counters
 	blob    atomic.Pointer[[]byte] // configuration of the session
+	// mapped is held for reading by who touches the memory of units in other processes; Close unmaps it.
+	mapped sync.RWMutex
 }
 
 // New starts a server over units that nobody else uses.
@@ -117,8 +119,14 @@ func (s *Server) Close() {
 	}
 	s.closing.Do(func() {
 		<-s.joining // nobody adds units any more
-		for _, n := range s.nodes.Load().order {
+		all := s.nodes.Load().order
+		for _, n := range all {
 			n.disconnect()
+		}
+		s.mapped.Lock()
+		defer s.mapped.Unlock()
+		for _, n := range all {
+			n.close()
 		}
 	})
 }

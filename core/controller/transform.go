@@ -98,11 +98,11 @@ func (t *txn) run(ctx context.Context, set *writeSet, stage stager) (any, error)
 		return nil, err
 	}
 	results := make([]*unit.Transformed, len(t.shares))
-	for i := range t.shares {
-		if results[i], err = t.transformShare(ctx, &t.shares[i], samples, stage); err != nil {
-			break
-		}
-	}
+	elsewhere := slices.ContainsFunc(t.shares, func(sh share) bool { return sh.unit.waits() })
+	err = together(ctx, len(t.shares), elsewhere, func(ctx context.Context, i int) (err error) {
+		results[i], err = t.transformShare(ctx, &t.shares[i], samples, stage)
+		return err
+	})
 	var reply *wire.PutReply
 	if err == nil {
 		reply, err = t.store(set, results)

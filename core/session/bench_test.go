@@ -16,7 +16,7 @@ import (
 )
 
 // bench opens an owner and an attached session in this process: the one talks to the server by calls, the other over the
-// unix socket.
+// unix socket. The unit is here, but that of "unit" is a process of its own, behind an owner that is one.
 func bench(b *testing.B) map[string]*session.Session {
 	b.Helper()
 	cfg := &session.Config{Mode: "auto", Dir: b.TempDir(), Namespace: "n", TimeoutMS: 5000}
@@ -27,6 +27,13 @@ func bench(b *testing.B) map[string]*session.Session {
 		b.Cleanup(func() { require.NoError(b, s.Close(time.Second)) })
 		out[name] = s
 	}
+	cfg = &session.Config{Mode: "own", Dir: cfg.Dir, Namespace: "u", TimeoutMS: 5000, Units: -1}
+	s, err := session.Open(context.Background(), cfg)
+	require.NoError(b, err)
+	b.Cleanup(func() { require.NoError(b, s.Close(time.Second)) })
+	unit := spawn(b, &session.Config{Mode: "unit", Dir: cfg.Dir, Namespace: "u", Name: "unit-0"})()
+	require.NoError(b, join(s, unit))
+	out["unit"] = s
 	return out
 }
 
@@ -98,6 +105,7 @@ func BenchmarkRequests(b *testing.B) {
 		{"row", 1, 1, 8},           // the smallest there is: 64 bytes
 		{"batch", 1024, 8, 1},      // descriptions and keys, hardly any bytes: 64 KiB, inline
 		{"staged", 1024, 8, 2},     // the same through unit memory: 128 KiB
+		{"large", 1, 1, 1 << 17},   // 1 MiB
 		{"dense", 1024, 8, 1 << 9}, // 32 MiB
 	}
 	for transport, s := range bench(b) {

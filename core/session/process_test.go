@@ -87,7 +87,7 @@ type process struct {
 }
 
 // spawn starts a child; result waits for its report.
-func spawn(t *testing.T, cfg *session.Config) (result func() *process) {
+func spawn(t testing.TB, cfg *session.Config) (result func() *process) {
 	text, err := json.Marshal(cfg)
 	require.NoError(t, err)
 	p := &process{cmd: exec.Command(os.Args[0])}

@@ -338,3 +338,42 @@ def test_bad_options_of_a_unit(runtime_dir: Path, name: str, limit: int, match: 
     with pytest.raises(InvalidArgumentError, match=match):
         UnitHost(name, limit)
     assert not list(runtime_dir.iterdir())
+
+
+def test_callables_run_where_the_data_is(units: Units) -> None:
+    def where(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(old, os.getpid())
+
+    on = _spread(units, 3)
+    units.tq.kv_batch_update([on["unit-a"], on["unit-b"]], "p", _batch([0.0, 0.0], 3).select("n"), where)
+    got = units.tq.kv_batch_get([on["unit-a"], on["unit-b"]], "p", select_fields=["n"])["n"].tolist()
+    assert got == [float(units.children["unit-a"].pid), float(units.children["unit-b"].pid)]
+
+    parsed = units.tq.kv_batch_put(
+        ["parsed"], "p", _batch([1.0], 3).select("n"), data_parser=lambda d: {"n": torch.full((1,), float(os.getpid()))}
+    )
+    assert parsed.keys == ["parsed"]
+    assert units.tq.kv_batch_get(["parsed"], "p")["n"].item() in got
+
+
+def test_a_unit_dies_while_a_callable_runs(units: Units) -> None:
+    on = _spread(units, 3)
+
+    def fatal(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return new
+
+    started = time.monotonic()
+    with pytest.raises(UnavailableError, match="unit-a"):
+        units.tq.kv_batch_update(
+            [on["unit-b"], on["unit-a"]], "p", _batch([5.0, 5.0], 3).select("n"), _fatal_on_a(units, fatal)
+        )
+    assert time.monotonic() - started < 15
+    kept = float(on["unit-b"][1:])
+    assert units.tq.kv_batch_get([on["unit-b"]], "p")["n"].tolist() == [kept], "all or nothing over units"
+    until(lambda: all(u.staged == 0 and u.leases == 0 for u in units.tq.list_units()), "what was staged is given back")
+
+
+def _fatal_on_a(units: Units, fatal: Any) -> Any:
+    pid = units.children["unit-a"].pid
+    return lambda old, new: fatal(old, new) if os.getpid() == pid else new

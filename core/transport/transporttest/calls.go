@@ -242,9 +242,9 @@ func testNotify(t *testing.T, f *fixture) {
 // What is posted arrives in the order of the calls, however much of it waits for a server that is slow to read.
 func testPost(t *testing.T, f *fixture) {
 	const n = 3000
-	var arrived []uint64
+	arrived := make(chan uint64, n+1)
 	f.serve = func(_ context.Context, _ transport.Peer, req *wire.Request, reply func(*wire.Reply)) {
-		arrived = append(arrived, req.Sequence)
+		arrived <- req.Sequence
 		if req.Sequence%7 == 0 {
 			reply(wire.ErrorReply(tqerr.New(tqerr.NotFound, "number %d", req.Sequence)))
 			return
@@ -271,8 +271,8 @@ func testPost(t *testing.T, f *fixture) {
 		}
 	}
 	require.Equal(t, (n+6)/7, failed)
-	for i, sequence := range arrived {
-		require.EqualValues(t, i, sequence)
+	for i := range n {
+		require.EqualValues(t, i, <-arrived)
 	}
 	require.NoError(t, conn.Close())
 	<-conn.Done()

@@ -51,7 +51,7 @@ func (u *Unit) mapping(number uint32) (*arena.Mapping, error) {
 	if err := u.Lost(); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(u.ctx, patience)
 	defer cancel()
 	fd, size, err := u.conn.Segment(ctx, 0, number)
 	if err != nil {

@@ -30,6 +30,8 @@ type Unit struct {
 	at       Address
 	opened   wire.UnitOpened
 	conn     transport.Poster
+	ctx      context.Context // ends with Disconnect
+	cancel   context.CancelFunc
 	numbers  atomic.Uint64 // of writes and leases
 	segments segments
 	stream   struct {
@@ -48,6 +50,7 @@ type Unit struct {
 // of another session is dropped. AlreadyExists when it serves another controller.
 func Open(ctx context.Context, conn transport.Poster, at Address) (*Unit, error) {
 	u := &Unit{at: at, conn: conn}
+	u.ctx, u.cancel = context.WithCancel(context.Background())
 	u.segments.init()
 	a := u.post(wire.OpUnitOpen, &wire.UnitOpenRequest{Session: at.Session}, nil)
 	err := a.wait(ctx)
@@ -58,6 +61,7 @@ func Open(ctx context.Context, conn transport.Poster, at Address) (*Unit, error)
 		err = tqerr.New(tqerr.InvalidArgument, "unit %q calls itself %q", at.Name, a.reply.Opened.Name)
 	}
 	if err != nil {
+		u.cancel()
 		_ = conn.Close()
 		return nil, err
 	}
@@ -137,10 +141,17 @@ func (u *Unit) Sync(ctx context.Context) error {
 	return u.post(wire.OpUnitStats, &wire.UnitOpenRequest{}, nil).wait(ctx)
 }
 
-// Close ends the connection. The unit drops what is staged and leased; its cells stay.
-func (u *Unit) Close() error {
+// Disconnect ends the connection. The unit drops what is staged and leased; its cells stay.
+func (u *Unit) Disconnect() error {
+	u.cancel()
 	err := u.conn.Close()
 	u.lose(nil)
+	return err
+}
+
+// Close disconnects and unmaps the unit's memory. Nobody may use what Bytes has returned any more.
+func (u *Unit) Close() error {
+	err := u.Disconnect()
 	u.segments.close()
 	return err
 }
