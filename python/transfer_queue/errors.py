@@ -13,6 +13,8 @@ __all__ = [
     "CorruptionError",
     "DeadlineExceededError",
     "FailedError",
+    "FileMissingError",
+    "FileThereError",
     "InternalError",
     "InvalidArgumentError",
     "InvalidStateError",
@@ -123,6 +125,18 @@ class VersionMismatchError(TransferQueueError):
     """The other side speaks another version."""
 
     code = Code.VERSION_MISMATCH
+
+
+class FileMissingError(TransferQueueError, FileNotFoundError):
+    """A file or folder does not exist."""
+
+    code = Code.FILE_NOT_FOUND
+
+
+class FileThereError(TransferQueueError, FileExistsError):
+    """A file or folder is there already."""
+
+    code = Code.FILE_EXISTS
 
 
 class UnimplementedError(TransferQueueError, NotImplementedError):
