@@ -29,6 +29,7 @@ package catalog
 
 import (
 	"math"
+	"math/rand/v2"
 	"slices"
 
 	"transferqueue/core/internal/bitset"
@@ -54,6 +55,7 @@ type Catalog struct {
 
 	indexes     bitset.Free
 	generations paged[uint32] // one less than the generation
+	ceilings    paged[uint32] // the highest generation ever, where Adopt has restored a lower one
 	slots       paged[uint16]
 	keys        paged[string]
 	tags        paged[[]byte]
@@ -62,6 +64,7 @@ type Catalog struct {
 	unitOf      [numSlots]*unit
 	slotSamples [numSlots]int64
 	epoch       uint64
+	lineage     uint64 // see State
 }
 
 // New makes an empty catalog without units.
@@ -70,7 +73,9 @@ func New(o Options) *Catalog {
 	if limit <= 0 {
 		limit = math.MaxInt64
 	}
-	return &Catalog{preAllocate: max(o.PreAllocate, 1), sampleLimit: limit, partitions: map[string]*partition{}}
+	return &Catalog{
+		preAllocate: max(o.PreAllocate, 1), sampleLimit: limit, partitions: map[string]*partition{}, lineage: rand.Uint64(),
+	}
 }
 
 // partition is one table.
@@ -138,7 +143,9 @@ func (c *Catalog) take(dst []int64, n int) []int64 {
 
 // release makes an index free. Its next sample has another generation.
 func (c *Catalog) release(i int64) {
-	*c.generations.at(i)++
+	generation := c.generations.at(i)
+	*generation = max(*generation+1, c.ceilings.get(i))
+	c.ceilings.clear(i)
 	c.indexes.Release(i)
 }
 
