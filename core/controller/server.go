@@ -17,6 +17,7 @@ import (
 
 	"transferqueue/core/catalog"
 	"transferqueue/core/guard"
+	"transferqueue/core/internal/vfs"
 	"transferqueue/core/sampler"
 	"transferqueue/core/store"
 	"transferqueue/core/tqerr"
@@ -50,6 +51,7 @@ type Options struct {
 	Config      []byte        // what OpConfig answers
 	Version     string
 	PID         int
+	FS          vfs.FS // of checkpoints; nil: the machine's
 }
 
 // Server is the controller of a session.
@@ -72,7 +74,8 @@ type Server struct {
 		sync.Mutex
 		byID map[uint64]*client
 	}
-	room roomSignal
+	room  roomSignal
+	saves saves
 }
 
 // New starts a server over units that nobody else uses.
@@ -80,6 +83,11 @@ func New(o Options) *Server {
 	s := &Server{opts: o, units: map[uint32]Unit{}, order: o.Units, started: time.Now()}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.room.init()
+	s.saves.open = map[uint64]*save{}
+	s.saves.values = map[*client]string{}
+	if s.opts.FS == nil {
+		s.opts.FS = vfs.OS{}
+	}
 	s.mu.cat = catalog.New(catalog.Options{PreAllocate: max(o.PreAllocate, 1), SampleLimitPerUnit: s.sampleLimit()})
 	s.mu.waiters = map[string][]*waiter{}
 	s.mu.watches = map[string][]*watch{}
@@ -172,6 +180,10 @@ var handlers = map[wire.Op]handler{
 	wire.OpUnits:            (*call).listUnits,
 	wire.OpConfig:           (*call).config,
 	wire.OpStatus:           (*call).status,
+	wire.OpSaveCheckpoint:   (*call).saveCheckpoint,
+	wire.OpLoadCheckpoint:   (*call).loadCheckpoint,
+	wire.OpDumpRows:         (*call).dumpRows,
+	wire.OpLoadRows:         (*call).loadRows,
 }
 
 // Serve implements transport.Handler.

@@ -20,6 +20,7 @@ __all__ = [
     "TransferQueueError",
     "UnitInfo",
     "__version__",
+    "async_dump_data_by_key",
     "async_kv_batch_get",
     "async_kv_batch_get_by_meta",
     "async_kv_batch_put",
@@ -31,7 +32,12 @@ __all__ = [
     "async_kv_wait",
     "async_kv_watch",
     "async_list_units",
+    "async_load_checkpoint",
+    "async_load_data_by_key",
+    "async_read_row_index",
+    "async_save_checkpoint",
     "close",
+    "dump_data_by_key",
     "errors",
     "get_client",
     "get_metrics_endpoint",
@@ -47,7 +53,11 @@ __all__ = [
     "kv_wait",
     "kv_watch",
     "list_units",
+    "load_checkpoint",
+    "load_data_by_key",
     "merge",
+    "read_row_index",
+    "save_checkpoint",
 ]
 
 __version__ = _version()
@@ -56,6 +66,18 @@ __version__ = _version()
 # loaded when it is first used. Everywhere else all of them are plain attributes, which programs replace in their tests.
 if TYPE_CHECKING or sys.argv[:1] != ["-m"]:
     from transfer_queue import errors, merge
+    from transfer_queue.checkpoint import (
+        async_dump_data_by_key,
+        async_load_checkpoint,
+        async_load_data_by_key,
+        async_read_row_index,
+        async_save_checkpoint,
+        dump_data_by_key,
+        load_checkpoint,
+        load_data_by_key,
+        read_row_index,
+        save_checkpoint,
+    )
     from transfer_queue.client import AsyncTransferQueueClient, TransferQueueClient, UnitInfo
     from transfer_queue.errors import StorageKeyNotFoundError, TransferQueueError
     from transfer_queue.interface import (
@@ -95,7 +117,7 @@ else:
         if name in ("errors", "merge"):
             return importlib.import_module(f"{__name__}.{name}")
         if name in __all__:
-            for home in ("interface", "client", "metadata", "sampler", "errors"):
+            for home in ("interface", "checkpoint", "client", "metadata", "sampler", "errors"):
                 module = importlib.import_module(f"{__name__}.{home}")
                 if hasattr(module, name):
                     return getattr(module, name)

@@ -1,0 +1,242 @@
+package controller
+
+import (
+	"context"
+	"slices"
+	"sync"
+
+	"transferqueue/core/catalog"
+	"transferqueue/core/guard"
+	"transferqueue/core/schema"
+	"transferqueue/core/snapshot"
+	"transferqueue/core/store"
+)
+
+// cut is one moment of the session: what the catalog said, and leases on every cell, which pin what was stored then while
+// writers go on.
+type cut struct {
+	id      snapshot.Cut
+	state   *catalog.State
+	sampler []byte
+	groups  []leasedGroup
+}
+
+type leasedGroup struct {
+	catalog.Group
+	unit  Unit
+	lease store.Lease // nil: no fields
+}
+
+func (k *cut) release() {
+	for _, g := range k.groups {
+		if g.lease != nil {
+			g.lease.Release()
+		}
+	}
+	k.groups = nil
+}
+
+// takeCut takes the cut of everything. Writers wait for it, readers do not.
+func (s *Server) takeCut() (*cut, error) {
+	s.saves.cutting.Lock()
+	defer s.saves.cutting.Unlock()
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	sampler, err := s.opts.Sampler.Save()
+	if err != nil {
+		return nil, err
+	}
+	k := &cut{id: snapshot.NewCut(), state: s.mu.cat.Export(), sampler: sampler}
+	return k, k.leaseLocked(s, s.mu.cat.Groups())
+}
+
+// leaseLocked leases the cells of groups, all or none.
+func (k *cut) leaseLocked(s *Server, groups []catalog.Group) error {
+	k.groups = make([]leasedGroup, len(groups))
+	for i, g := range groups {
+		k.groups[i] = leasedGroup{Group: g, unit: s.units[g.Unit]}
+		if len(g.Fields) == 0 {
+			continue
+		}
+		lease, err := k.groups[i].unit.Read(g.Partition, g.Fields, g.Samples)
+		if err != nil {
+			k.release()
+			return missing(g.Partition, err)
+		}
+		k.groups[i].lease = lease
+	}
+	return nil
+}
+
+// batchBytes bounds the rows that are written, and later staged, together; a row that is larger is alone.
+const batchBytes = 64 << 20
+
+// writeValues writes all leased cells to a folder, a file per unit, several at a time.
+func (k *cut) writeValues(ctx context.Context, v *snapshot.Values) error {
+	byUnit := map[Unit][]leasedGroup{}
+	var order []Unit
+	for _, g := range k.groups {
+		if byUnit[g.unit] == nil {
+			order = append(order, g.unit)
+		}
+		byUnit[g.unit] = append(byUnit[g.unit], g)
+	}
+	err := together(len(order), func(i int) error {
+		return v.WritePart(func(p *snapshot.Part) error {
+			for _, g := range byUnit[order[i]] {
+				if err := g.write(ctx, p); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		return err
+	}
+	return v.Finish()
+}
+
+// atOnce is how many files are written or read at a time.
+const atOnce = 4
+
+// together calls work for 0 to n-1, some at a time, and returns the first error, after all have ended.
+func together(n int, work func(i int) error) error {
+	var wg sync.WaitGroup
+	errs := make([]error, n)
+	places := make(chan struct{}, atOnce)
+	for i := range n {
+		places <- struct{}{}
+		wg.Add(1)
+		guard.Go("controller checkpoint", func() {
+			defer wg.Done()
+			defer func() { <-places }()
+			defer guard.Recover(&errs[i])
+			errs[i] = work(i)
+		})
+	}
+	wg.Wait()
+	if k := slices.IndexFunc(errs, func(err error) bool { return err != nil }); k >= 0 {
+		return errs[k]
+	}
+	return nil
+}
+
+// write writes the rows of a group in batches.
+func (g *leasedGroup) write(ctx context.Context, p *snapshot.Part) error {
+	var leased []store.Leased
+	if g.lease != nil {
+		leased = g.lease.Columns()
+	}
+	cursors := make([]runCursor, len(leased))
+	for k := range leased {
+		cursors[k] = newRunCursor(&leased[k])
+	}
+	for from := 0; from < len(g.Samples); {
+		to := g.batchEnd(cursors, from)
+		rows := &snapshot.Rows{Partition: g.Partition, Samples: g.Samples[from:to]}
+		for k := range leased {
+			rows.Columns = append(rows.Columns, leased[k].Column.Slice(from, to))
+		}
+		err := p.Rows(rows, func(put func([]byte) error) (err error) {
+			for k := range cursors {
+				cursors[k].take(to-from, func(run store.Run) {
+					if err == nil {
+						err = ctx.Err()
+					}
+					if err == nil {
+						err = put(g.unit.Bytes(run.Block))
+					}
+				})
+			}
+			return err
+		})
+		if err != nil {
+			return ctxOr(ctx, err)
+		}
+		from = to
+	}
+	return nil
+}
+
+// ctxOr prefers the reason why work was ended over the error that it ended with.
+func ctxOr(ctx context.Context, err error) error {
+	if err != nil && ctx.Err() != nil {
+		return ctxError(ctx, "reading and writing files")
+	}
+	return err
+}
+
+// batchEnd returns the row before which a batch ends.
+func (g *leasedGroup) batchEnd(cursors []runCursor, from int) int {
+	sum := int64(0)
+	for row := from; row < len(g.Samples); row++ {
+		for k := range cursors {
+			sum += cursors[k].offsets[row+1] - cursors[k].offsets[row]
+		}
+		if sum > batchBytes && row > from {
+			return row
+		}
+	}
+	return len(g.Samples)
+}
+
+// stagedRows is rows of a file on their way into units: where they go, and the memory for them.
+type stagedRows struct {
+	partition string
+	indexes   []int64
+	shares    []share
+}
+
+func (r *stagedRows) abort() {
+	for _, sh := range r.shares {
+		if sh.staged != nil {
+			sh.staged.Abort()
+		}
+	}
+}
+
+// stageShares reserves memory for all shares or none.
+func stageShares(partition string, shares []share) error {
+	for i := range shares {
+		sh := &shares[i]
+		if len(sh.cols) == 0 {
+			continue
+		}
+		var err error
+		if sh.staged, err = sh.unit.Stage(partition, sh.cols); err != nil {
+			for k := range i {
+				if shares[k].staged != nil {
+					shares[k].staged.Abort()
+				}
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+// placesOf returns where the bytes of columns go, column by column in the order of the rows.
+func placesOf(shares []share, columns int) (places [][]byte) {
+	order := pieces(shares)
+	for k := range columns {
+		offsets := make([][]int64, len(shares))
+		blocks := make([][]byte, len(shares))
+		for i, sh := range shares {
+			offsets[i], blocks[i] = sh.cols[k].Offsets(), sh.unit.Bytes(sh.staged.Blocks()[k])
+		}
+		for _, p := range order {
+			o := offsets[p.share]
+			places = append(places, blocks[p.share][o[p.at]:o[p.at+p.rows]])
+		}
+	}
+	return places
+}
+
+func indexesOf(samples []schema.Sample) []int64 {
+	out := make([]int64, len(samples))
+	for i, s := range samples {
+		out[i] = s.Index
+	}
+	return out
+}
