@@ -221,10 +221,11 @@ func (c *Catalog) Fits(r *Restored) error {
 // Adopt makes c what was restored and fits. r is of no use afterwards.
 //
 // Index and generation stay as they were saved, so that whoever kept them reaches the same sample again, unless they name
-// another sample here already: then the restored one gets a generation that nobody has seen. No generation that was ever
-// used here or where the state comes from is given to a sample that comes later.
+// another sample here already, or one that was only reserved then and may have been written since: then the restored one
+// gets a generation that nobody has seen. No generation that was ever used here or where the state comes from is given to a
+// sample that comes later.
 func (c *Catalog) Adopt(r *Restored) {
-	n, foreign := r.c, c.lineage != r.lineage
+	n, same := r.c, c.unchanged(r)
 	settle := func(i int64) {
 		here, there := c.usedUpTo(i), n.usedUpTo(i)
 		used := max(here, there)
@@ -236,7 +237,7 @@ func (c *Catalog) Adopt(r *Restored) {
 			return
 		}
 		generation := n.generations.get(i) + 1
-		if foreign && here >= generation {
+		if here >= generation && !same.Has(i) {
 			generation = used + 1
 			*n.generations.at(i) = generation - 1
 		}
@@ -261,6 +262,23 @@ func (c *Catalog) Adopt(r *Restored) {
 	}
 	n.lineage, n.epoch = c.lineage, c.epoch+1
 	*c = *n
+}
+
+// unchanged returns the indexes whose saved generation can name only the saved sample: the active ones of the same lineage,
+// and those that are reserved still.
+func (c *Catalog) unchanged(r *Restored) (same bitset.Set) {
+	if c.lineage != r.lineage {
+		return same
+	}
+	for _, p := range r.c.order {
+		old := c.partitions[p.name]
+		for _, i := range p.owned.Members(nil) {
+			if p.active.Has(i) || old != nil && old.owned.Has(i) && !old.active.Has(i) && c.generations.get(i) == r.c.generations.get(i) {
+				same.Add(i)
+			}
+		}
+	}
+	return same
 }
 
 // PutEvents returns an event for every key of a partition, as if all had just been written. Read-only.

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"hash/crc32"
 	"io"
+	"time"
 
 	"github.com/klauspost/compress/zstd"
 
@@ -84,10 +85,14 @@ type writer struct {
 	pending []byte // of the data stream
 	encoder *zstd.Encoder
 	scratch []byte
+	perByte float64 // nanoseconds that writing a byte takes
 }
 
+// firstGuess is a fast disk's nanoseconds per byte, until the file's own are known.
+const firstGuess = 0.7
+
 func newWriter(out io.Writer, kind Kind) (*writer, error) {
-	w := &writer{out: bufio.NewWriterSize(out, 256<<10)}
+	w := &writer{out: bufio.NewWriterSize(out, 256<<10), perByte: firstGuess}
 	h := binary.LittleEndian.AppendUint16([]byte(magic), version)
 	h = binary.LittleEndian.AppendUint16(h, uint16(kind))
 	h = binary.LittleEndian.AppendUint32(h, crc32.Checksum(h, castagnoli))
@@ -173,10 +178,22 @@ func (w *writer) flush() error {
 
 func (w *writer) block(b []byte) error {
 	stored, packing := w.pack(b)
-	return w.write(recordData, packing, stored, len(b))
+	return w.timed(recordData, packing, stored, len(b))
 }
 
-// pack returns the bytes packed when a sample of them shrinks to half, else as they are.
+// timed is write for a block, which tells packing what it competes with.
+func (w *writer) timed(kind, packing byte, stored []byte, raw int) error {
+	begun := time.Now()
+	err := w.write(kind, packing, stored, raw)
+	if len(stored) >= blockSize/4 {
+		perByte := float64(time.Since(begun)) / float64(len(stored))
+		w.perByte += (perByte - w.perByte) / 8
+	}
+	return err
+}
+
+// pack returns the bytes packed when that pays, else as they are: when they shrink to half, and a file takes at most twice
+// as long by it.
 func (w *writer) pack(b []byte) (stored []byte, packing byte) {
 	if len(b) < 512 {
 		return b, plain
@@ -187,9 +204,10 @@ func (w *writer) pack(b []byte) (stored []byte, packing byte) {
 			zstd.WithWindowSize(1<<20), zstd.WithEncoderCRC(false))
 	}
 	if len(b) > 2*sampleSize {
-		middle := len(b) / 2
+		middle, begun := len(b)/2, time.Now()
 		w.scratch = w.encoder.EncodeAll(b[middle:middle+sampleSize], w.scratch[:0])
-		if len(w.scratch) > sampleSize/2 {
+		perByte := float64(time.Since(begun)) / sampleSize
+		if share := float64(len(w.scratch)) / sampleSize; share > 0.5 || perByte > (2-share)*w.perByte {
 			return b, plain
 		}
 	}
