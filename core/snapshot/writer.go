@@ -63,6 +63,8 @@ const (
 	blockSize = 4 << 20
 	// sampleSize is how many bytes of a block are packed to see whether the rest is worth it.
 	sampleSize = 16 << 10
+	// alwaysPacked is the share to which a sample shrinks when its bytes are so alike that packing is quick.
+	alwaysPacked = 1.0 / 64
 	// maxRecord bounds the bytes of a record; it is above what a message can hold.
 	maxRecord = 1 << 30
 )
@@ -207,7 +209,8 @@ func (w *writer) pack(b []byte) (stored []byte, packing byte) {
 		middle, begun := len(b)/2, time.Now()
 		w.scratch = w.encoder.EncodeAll(b[middle:middle+sampleSize], w.scratch[:0])
 		perByte := float64(time.Since(begun)) / sampleSize
-		if share := float64(len(w.scratch)) / sampleSize; share > 0.5 || perByte > (2-share)*w.perByte {
+		share := float64(len(w.scratch)) / sampleSize
+		if share > 0.5 || share > alwaysPacked && perByte > (2-share)*w.perByte {
 			return b, plain
 		}
 	}
