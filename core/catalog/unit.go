@@ -111,6 +111,8 @@ type Room struct {
 	Unit uint32
 	Free int64 // bytes; math.MaxInt64: no limit
 	Used int64 // bytes
+	// Coming is how many samples are about to come to the unit that the catalog does not know yet.
+	Coming int64
 }
 
 // candidate is a unit in the course of placing one batch.
@@ -169,7 +171,7 @@ func (c *Catalog) candidates(host string, rooms []Room) (list []candidate, total
 		if u == nil || len(u.slots) == 0 {
 			continue
 		}
-		rows := c.room(u)
+		rows := max(c.room(u)-r.Coming, 0)
 		total += min(rows, math.MaxInt64-total)
 		list = append(list, candidate{r.Unit, u.host == host, rows, r.Free, r.Used})
 	}

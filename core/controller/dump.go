@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -157,7 +158,7 @@ func (c *call) rows(ctx context.Context, r *wire.LoadRowsRequest) (*wire.LoadRow
 		return reply, nil
 	}
 	for {
-		l := &rowLoading{s: c.s, ctx: ctx, index: index}
+		l := &rowLoading{s: c.s, ctx: ctx, index: index, coming: map[uint32]int64{}}
 		err := l.read(filepath.Join(r.Path, snapshot.StorageName), cut)
 		var tags [][]byte
 		if err == nil {
@@ -180,9 +181,11 @@ type rowLoading struct {
 	ctx   context.Context
 	index *snapshot.RowIndex
 	rowOf map[int64]int // row of the index by the index of the sample that was dumped
-	mu    sync.Mutex
-	txns  []*txn
-	seen  int
+
+	mu     sync.Mutex
+	txns   []*txn
+	seen   int
+	coming map[uint32]int64 // new samples by unit
 }
 
 func (l *rowLoading) abort() {
@@ -229,12 +232,38 @@ func (l *rowLoading) stage(rows *snapshot.Rows) ([][]byte, error) {
 		w.Keys, w.Tags = append(w.Keys, l.index.Keys[row]), append(w.Tags, l.index.Tags[row])
 	}
 	l.seen += len(w.Keys)
-	t := &txn{s: l.s, req: &wire.PutRequest{}, write: w, rows: len(w.Keys)}
-	if err := t.stage(); err != nil {
+	units, err := l.place(&w)
+	if err != nil {
+		return nil, err
+	}
+	t := &txn{s: l.s, req: &wire.PutRequest{}, write: w, rows: len(w.Keys), units: units}
+	t.shares = t.split(units)
+	if err := stageShares(w.Partition, t.shares); err != nil {
 		return nil, err
 	}
 	l.txns = append(l.txns, t)
 	return placesOf(t.shares, len(rows.Columns)), nil
+}
+
+// place decides where rows go, minding those that were placed before and are not in the catalog yet.
+func (l *rowLoading) place(w *catalog.Write) ([]uint32, error) {
+	rooms := l.s.rooms()
+	for i := range rooms {
+		rooms[i].Coming = l.coming[rooms[i].Unit]
+	}
+	l.s.mu.RLock()
+	units, err := l.s.mu.cat.Check(w)
+	fresh := slices.Clone(units)
+	if err == nil {
+		err = l.s.mu.cat.Place(units, hostOfWriter, rowSizes(w.Columns), rooms)
+	}
+	l.s.mu.RUnlock()
+	for i, unit := range fresh {
+		if err == nil && unit == catalog.NoUnit {
+			l.coming[units[i]]++
+		}
+	}
+	return units, err
 }
 
 // apply makes all rows visible at once and returns their tags in the order of the index.
