@@ -24,18 +24,25 @@ import (
 	"transferqueue/core/wire"
 )
 
+// number is that of every save here: clients have no two at a time.
+const number = 1
+
+func beginSave(dir string) *wire.SaveRequest {
+	return &wire.SaveRequest{Step: "begin", Path: dir, Save: number, Metadata: "{}"}
+}
+
 // trySave saves in the four steps that a client takes.
 func (u *user) trySave(dir string) error {
 	var save wire.SaveReply
-	err := u.try(wire.OpSaveCheckpoint, &wire.SaveRequest{Step: "begin", Path: dir, Metadata: "{}"}, &save)
+	err := u.try(wire.OpSaveCheckpoint, beginSave(dir), &save)
 	if err != nil {
 		return err
 	}
 	for _, r := range []wire.SaveRequest{
-		{Step: "state", Path: save.State}, {Step: "values", Path: save.Values}, {Step: "commit", Save: save.Save},
+		{Step: "state", Path: save.State}, {Step: "values", Path: save.Values}, {Step: "commit", Save: number},
 	} {
 		if err := u.try(wire.OpSaveCheckpoint, &r, nil); err != nil {
-			u.ask(wire.OpSaveCheckpoint, &wire.SaveRequest{Step: "abort", Save: save.Save}, nil)
+			u.ask(wire.OpSaveCheckpoint, &wire.SaveRequest{Step: "abort", Save: number}, nil)
 			return err
 		}
 	}
@@ -321,17 +328,25 @@ func TestOneSaveToAPlaceAtATime(t *testing.T) {
 		u, other, dir := s.user(), s.user(), filepath.Join(t.TempDir(), "c")
 		u.put(s.rows(narrow, []string{"a"}, 1))
 		var save wire.SaveReply
-		u.ask(wire.OpSaveCheckpoint, &wire.SaveRequest{Step: "begin", Path: dir, Metadata: "{}"}, &save)
-		err := other.trySave(dir)
-		require.Equal(t, tqerr.InvalidState, tqerr.CodeOf(err))
+		u.ask(wire.OpSaveCheckpoint, beginSave(dir), &save)
+		again := beginSave(dir)
+		err := other.begin(wire.OpSaveCheckpoint, again, time.Minute).wait().Err
+		require.Equal(t, tqerr.DeadlineExceeded, tqerr.CodeOf(err))
 		require.ErrorContains(t, err, dir)
 		require.NoError(t, other.trySave(dir+"2"))
 
-		foreignCommit := &wire.SaveRequest{Step: "commit", Save: save.Save}
+		foreignCommit := &wire.SaveRequest{Step: "commit", Save: number}
 		require.Equal(t, tqerr.InvalidState, tqerr.CodeOf(other.try(wire.OpSaveCheckpoint, foreignCommit, nil)))
 		require.Equal(t, tqerr.InvalidState, tqerr.CodeOf(u.try(wire.OpSaveCheckpoint, foreignCommit, nil)), "parts are missing")
-		require.NoDirExists(t, dir)
+		require.NoDirExists(t, dir, "a commit that fails ends the save")
 		u.save(dir)
+
+		u.ask(wire.OpSaveCheckpoint, beginSave(dir), &save)
+		second := other.begin(wire.OpSaveCheckpoint, again, time.Minute)
+		synctest.Wait()
+		require.False(t, second.done())
+		u.ask(wire.OpSaveCheckpoint, &wire.SaveRequest{Step: "abort", Save: number}, nil)
+		require.NoError(t, second.wait().Err)
 	})
 }
 
@@ -340,7 +355,7 @@ func TestASaveEndsWithItsClient(t *testing.T) {
 	with(t, setup{}, func(t *testing.T, s *system) {
 		u, other, dir := s.user(), s.user(), filepath.Join(t.TempDir(), "c")
 		u.put(s.rows(narrow, []string{"a"}, 1))
-		u.ask(wire.OpSaveCheckpoint, &wire.SaveRequest{Step: "begin", Path: dir, Metadata: "{}"}, &wire.SaveReply{})
+		u.ask(wire.OpSaveCheckpoint, beginSave(dir), &wire.SaveReply{})
 		require.NotZero(t, s.stats().Leases)
 		require.NoError(t, u.Close())
 		for s.server.Saves() > 0 {
@@ -359,14 +374,14 @@ func TestTheCutIsTheMomentOfTheBegin(t *testing.T) {
 		u, dir := s.user(), filepath.Join(t.TempDir(), "c")
 		u.put(s.rows(wide, []string{"a", "b"}, 1, 2))
 		var save wire.SaveReply
-		u.ask(wire.OpSaveCheckpoint, &wire.SaveRequest{Step: "begin", Path: dir, Metadata: "{}"}, &save)
+		u.ask(wire.OpSaveCheckpoint, beginSave(dir), &save)
 		u.put(s.rows(wide, []string{"a"}, 50))
 		u.clear("b")
 		u.put(s.rows(wide, []string{"c"}, 60))
 		u.ask(wire.OpSaveCheckpoint, &wire.SaveRequest{Step: "state", Path: save.State}, nil)
 		u.put(s.rows(wide, []string{"a"}, 70))
 		u.ask(wire.OpSaveCheckpoint, &wire.SaveRequest{Step: "values", Path: save.Values}, nil)
-		u.ask(wire.OpSaveCheckpoint, &wire.SaveRequest{Step: "commit", Save: save.Save}, nil)
+		u.ask(wire.OpSaveCheckpoint, &wire.SaveRequest{Step: "commit", Save: number}, nil)
 		u.load(dir)
 		require.Equal(t, []string{"a", "b"}, u.keys())
 		require.Equal(t, []int64{1, 2}, u.values("a", "b"))

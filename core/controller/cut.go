@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 
@@ -10,6 +11,7 @@ import (
 	"transferqueue/core/schema"
 	"transferqueue/core/snapshot"
 	"transferqueue/core/store"
+	"transferqueue/core/tqerr"
 )
 
 // cut is one moment of the session: what the catalog said, and leases on every cell, which pin what was stored then while
@@ -70,6 +72,9 @@ func (k *cut) leaseLocked(s *Server, groups []catalog.Group) error {
 
 // batchBytes bounds the rows that are written, and later staged, together; a row that is larger is alone.
 const batchBytes = 64 << 20
+
+// pieceBytes is what is written between two looks at the clock.
+const pieceBytes = 4 << 20
 
 // writeValues writes all leased cells to a folder, a file per unit, several at a time.
 func (k *cut) writeValues(ctx context.Context, v *snapshot.Values) error {
@@ -141,11 +146,13 @@ func (g *leasedGroup) write(ctx context.Context, p *snapshot.Part) error {
 		err := p.Rows(rows, func(put func([]byte) error) (err error) {
 			for k := range cursors {
 				cursors[k].take(to-from, func(run store.Run) {
-					if err == nil {
-						err = ctx.Err()
-					}
-					if err == nil {
-						err = put(g.unit.Bytes(run.Block))
+					for piece := range slices.Chunk(g.unit.Bytes(run.Block), pieceBytes) {
+						if err == nil {
+							err = ctx.Err()
+						}
+						if err == nil {
+							err = put(piece)
+						}
 					}
 				})
 			}
@@ -161,10 +168,11 @@ func (g *leasedGroup) write(ctx context.Context, p *snapshot.Part) error {
 
 // ctxOr prefers the reason why work was ended over the error that it ended with.
 func ctxOr(ctx context.Context, err error) error {
-	if err != nil && ctx.Err() != nil {
-		return ctxError(ctx, "reading and writing files")
+	var known *tqerr.Error
+	if err == nil || ctx.Err() == nil || errors.As(err, &known) && known.Code == tqerr.CodeOf(ctx.Err()) {
+		return err
 	}
-	return err
+	return ctxError(ctx, "reading and writing files")
 }
 
 // batchEnd returns the row before which a batch ends.

@@ -207,7 +207,7 @@ func (l *rowLoading) read(dir string, cut snapshot.Cut) error {
 	if stored.Cut != cut {
 		return tqerr.New(tqerr.Corruption, "%s is of another dump than the rest", dir)
 	}
-	if err := together(stored.Parts(), func(k int) error { return stored.ReadPart(k, l.stage) }); err != nil {
+	if err := together(stored.Parts(), func(k int) error { return stored.ReadPart(l.ctx, k, l.stage) }); err != nil {
 		return err
 	}
 	if len(l.rowOf) > 0 || l.seen != len(l.index.Keys) {
@@ -248,14 +248,11 @@ func (l *rowLoading) stage(rows *snapshot.Rows) ([][]byte, error) {
 // place decides where rows go, minding those that were placed before and are not in the catalog yet.
 func (l *rowLoading) place(w *catalog.Write) ([]uint32, error) {
 	rooms := l.s.rooms()
-	for i := range rooms {
-		rooms[i].Coming = l.coming[rooms[i].Unit]
-	}
 	l.s.mu.RLock()
 	units, err := l.s.mu.cat.Check(w)
 	fresh := slices.Clone(units)
 	if err == nil {
-		err = l.s.mu.cat.Place(units, hostOfWriter, rowSizes(w.Columns), rooms)
+		err = l.s.mu.cat.PlaceBeside(units, hostOfWriter, rowSizes(w.Columns), rooms, l.coming)
 	}
 	l.s.mu.RUnlock()
 	for i, unit := range fresh {

@@ -66,7 +66,7 @@ func (c *call) loadValues(ctx context.Context, path string) error {
 	}
 	buffer := make([]byte, 4<<20)
 	for k := range stored.Parts() {
-		err := stored.ReadPart(k, func(rows *snapshot.Rows) (places [][]byte, err error) {
+		err := stored.ReadPart(ctx, k, func(rows *snapshot.Rows) (places [][]byte, err error) {
 			for left := rows.Bytes(); left > 0; left -= int64(len(places[len(places)-1])) {
 				places = append(places, buffer[:min(left, int64(len(buffer)))])
 			}
@@ -138,7 +138,7 @@ func (l *loading) read(dir string, cut snapshot.Cut, sameCut bool) error {
 	if sameCut && stored.Cut != cut {
 		return tqerr.New(tqerr.Corruption, "%s is of another save than the rest", dir)
 	}
-	err = together(stored.Parts(), func(k int) error { return stored.ReadPart(k, l.stage) })
+	err = together(stored.Parts(), func(k int) error { return stored.ReadPart(l.ctx, k, l.stage) })
 	if err != nil {
 		return err
 	}

@@ -16,14 +16,19 @@ import (
 type saves struct {
 	cutting sync.Mutex // one cut at a time: samplers are not called by two
 	sync.Mutex
-	open   map[uint64]*save
-	last   uint64
+	open   map[saveKey]*save
+	ended  chan struct{}      // closed when a save ends
 	values map[*client]string // the folder that a load of values has checked
+}
+
+// saveKey names a save: clients number theirs, so that they can give up one whose begin they have not heard back from.
+type saveKey struct {
+	owner  *client
+	number uint64
 }
 
 // save is a checkpoint in the making. It belongs to the client that began it and ends with it.
 type save struct {
-	owner  *client
 	target string // as the client named it
 
 	mu       sync.Mutex // held during each step
@@ -53,25 +58,41 @@ func (v *save) end() error {
 func (v *save) statePath() string  { return filepath.Join(v.staging.Dir, snapshot.StateName) }
 func (v *save) valuesPath() string { return filepath.Join(v.staging.Dir, snapshot.StorageName) }
 
-// openSave registers a save, so that nobody else saves to the same place meanwhile.
-func (s *Server) openSave(owner *client, target string) (uint64, *save, error) {
-	s.saves.Lock()
-	defer s.saves.Unlock()
-	for _, other := range s.saves.open {
-		if other.target == target {
-			return 0, nil, tqerr.New(tqerr.InvalidState, "another save to %s is in progress", target)
+// openSave registers a save. While another one to the same place is in progress it waits.
+func (s *Server) openSave(ctx context.Context, key saveKey, target string) (*save, error) {
+	for {
+		v, ended, err := s.tryOpenSave(key, target)
+		if v != nil || err != nil {
+			return v, err
+		}
+		select {
+		case <-ended:
+		case <-ctx.Done():
+			return nil, ctxError(ctx, "waiting for another save to "+target)
 		}
 	}
-	v := &save{owner: owner, target: target}
-	s.saves.last++
-	s.saves.open[s.saves.last] = v
-	return s.saves.last, v, nil
+}
+
+func (s *Server) tryOpenSave(key saveKey, target string) (*save, <-chan struct{}, error) {
+	s.saves.Lock()
+	defer s.saves.Unlock()
+	if key.number == 0 || s.saves.open[key] != nil {
+		return nil, nil, tqerr.New(tqerr.InvalidArgument, "save %d: the number is in use or 0", key.number)
+	}
+	for _, other := range s.saves.open {
+		if other.target == target {
+			return nil, s.saves.ended, nil
+		}
+	}
+	v := &save{target: target}
+	s.saves.open[key] = v
+	return v, nil, nil
 }
 
 // closeSave ends a save and forgets it.
-func (s *Server) closeSave(id uint64) error {
+func (s *Server) closeSave(key saveKey) error {
 	s.saves.Lock()
-	v := s.saves.open[id]
+	v := s.saves.open[key]
 	s.saves.Unlock()
 	if v == nil {
 		return nil
@@ -80,8 +101,10 @@ func (s *Server) closeSave(id uint64) error {
 	err := v.end()
 	v.mu.Unlock()
 	s.saves.Lock()
-	delete(s.saves.open, id)
-	s.saves.Unlock()
+	defer s.saves.Unlock()
+	delete(s.saves.open, key)
+	close(s.saves.ended)
+	s.saves.ended = make(chan struct{})
 	return err
 }
 
@@ -89,32 +112,29 @@ func (s *Server) closeSave(id uint64) error {
 func (s *Server) dropSaves(c *client) {
 	s.saves.Lock()
 	delete(s.saves.values, c)
-	var ids []uint64
-	for id, v := range s.saves.open {
-		if v.owner == c {
-			ids = append(ids, id)
+	var left []saveKey
+	for key := range s.saves.open {
+		if key.owner == c {
+			left = append(left, key)
 		}
 	}
 	s.saves.Unlock()
-	if len(ids) == 0 {
+	if len(left) == 0 {
 		return
 	}
 	guard.Go("controller drop saves", func() {
-		for _, id := range ids {
-			_ = s.closeSave(id) // what it leaves behind, the next save removes
+		for _, key := range left {
+			_ = s.closeSave(key) // what it leaves behind, the next save removes
 		}
 	})
 }
 
-// saveOf finds the save of this client that a step names, by number or by one of its paths.
-func (c *call) saveOf(id uint64, path string) *save {
+// partOf finds the save of this client that has a part at a path.
+func (c *call) partOf(path string) *save {
 	c.s.saves.Lock()
 	defer c.s.saves.Unlock()
-	if v := c.s.saves.open[id]; v != nil && v.owner == c.client {
-		return v
-	}
-	for _, v := range c.s.saves.open {
-		if path != "" && v.owner == c.client && v.staging != nil && (path == v.statePath() || path == v.valuesPath()) {
+	for key, v := range c.s.saves.open {
+		if key.owner == c.client && v.staging != nil && (path == v.statePath() || path == v.valuesPath()) {
 			return v
 		}
 	}
@@ -144,11 +164,12 @@ func (c *call) saveCheckpoint() (any, error) {
 
 func (c *call) saveBegin(ctx context.Context, r *wire.SaveRequest) (any, error) {
 	s := c.s
-	id, v, err := s.openSave(c.client, filepath.Clean(r.Path))
+	key := saveKey{c.client, r.Save}
+	v, err := s.openSave(ctx, key, filepath.Clean(r.Path))
 	if err != nil {
 		return nil, err
 	}
-	c.undo = func() { _ = s.closeSave(id) }
+	c.undo = func() { _ = s.closeSave(key) }
 	v.mu.Lock()
 	v.metadata = r.Metadata
 	staging, err := snapshot.Begin(s.opts.FS, v.target, true)
@@ -166,9 +187,9 @@ func (c *call) saveBegin(ctx context.Context, r *wire.SaveRequest) (any, error) 
 		err = errGone
 	}
 	if err != nil {
-		return nil, errors.Join(err, s.closeSave(id))
+		return nil, errors.Join(err, s.closeSave(key))
 	}
-	return &wire.SaveReply{Save: id, State: v.statePath(), Values: v.valuesPath()}, nil
+	return &wire.SaveReply{State: v.statePath(), Values: v.valuesPath()}, nil
 }
 
 // isGone tells a client whose things have been dropped already.
@@ -180,7 +201,7 @@ func (c *client) isGone() bool {
 
 func (c *call) saveState(_ context.Context, r *wire.SaveRequest) (any, error) {
 	s := c.s
-	if v := c.saveOf(0, r.Path); v != nil {
+	if v := c.partOf(r.Path); v != nil {
 		v.mu.Lock()
 		defer v.mu.Unlock()
 		if v.ended {
@@ -204,7 +225,7 @@ var errNoSave error = tqerr.New(tqerr.InvalidState, "this save is not in progres
 
 func (c *call) saveValues(ctx context.Context, r *wire.SaveRequest) (any, error) {
 	s := c.s
-	if v := c.saveOf(0, r.Path); v != nil {
+	if v := c.partOf(r.Path); v != nil {
 		v.mu.Lock()
 		defer v.mu.Unlock()
 		if v.ended {
@@ -243,7 +264,10 @@ func (s *Server) writeValues(ctx context.Context, k *cut, dir string) error {
 
 func (c *call) saveCommit(_ context.Context, r *wire.SaveRequest) (any, error) {
 	s := c.s
-	v := c.saveOf(r.Save, "")
+	key := saveKey{c.client, r.Save}
+	s.saves.Lock()
+	v := s.saves.open[key]
+	s.saves.Unlock()
 	if v == nil {
 		return nil, errNoSave
 	}
@@ -262,12 +286,9 @@ func (c *call) saveCommit(_ context.Context, r *wire.SaveRequest) (any, error) {
 		}
 		return v.staging.Commit()
 	}()
-	return nil, errors.Join(err, s.closeSave(r.Save))
+	return nil, errors.Join(err, s.closeSave(key))
 }
 
 func (c *call) saveAbort(_ context.Context, r *wire.SaveRequest) (any, error) {
-	if c.saveOf(r.Save, "") == nil {
-		return nil, nil
-	}
-	return nil, c.s.closeSave(r.Save)
+	return nil, c.s.closeSave(saveKey{c.client, r.Save})
 }

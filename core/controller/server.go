@@ -83,8 +83,9 @@ func New(o Options) *Server {
 	s := &Server{opts: o, units: map[uint32]Unit{}, order: o.Units, started: time.Now()}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.room.init()
-	s.saves.open = map[uint64]*save{}
+	s.saves.open = map[saveKey]*save{}
 	s.saves.values = map[*client]string{}
+	s.saves.ended = make(chan struct{})
 	if s.opts.FS == nil {
 		s.opts.FS = vfs.OS{}
 	}

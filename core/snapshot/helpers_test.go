@@ -2,6 +2,7 @@ package snapshot
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"os"
 	"path/filepath"
@@ -70,7 +71,7 @@ func readValues(fs vfs.FS, dir string) (rows []Rows, data [][]byte, err error) {
 		return nil, nil, err
 	}
 	for k := range stored.Parts() {
-		err := stored.ReadPart(k, func(r *Rows) (places [][]byte, err error) {
+		err := stored.ReadPart(context.Background(), k, func(r *Rows) (places [][]byte, err error) {
 			all := make([]byte, r.Bytes())
 			rows, data = append(rows, *r), append(data, all)
 			for from := 0; from < len(all); from += 7 {

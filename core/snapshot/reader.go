@@ -2,6 +2,7 @@ package snapshot
 
 import (
 	"bufio"
+	"context"
 	"encoding/binary"
 	"hash/crc32"
 	"io"
@@ -186,8 +187,11 @@ func (r *reader) message(body []byte, v any) error {
 }
 
 // data fills the places of a stream, one after another, from the data records that come next.
-func (r *reader) data(places [][]byte) error {
+func (r *reader) data(ctx context.Context, places [][]byte) error {
 	for {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		for len(places) > 0 && len(places[0]) == 0 {
 			places = places[1:]
 		}

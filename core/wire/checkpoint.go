@@ -10,13 +10,12 @@ package wire
 type SaveRequest struct {
 	Step     string
 	Path     string
-	Save     uint64
+	Save     uint64 // number of the save, chosen by the client: of all steps but the parts
 	Metadata string // JSON for metadata.json, of "begin"
 }
 
 // SaveReply answers the step "begin".
 type SaveReply struct {
-	Save   uint64
 	State  string // paths for the other steps
 	Values string
 }

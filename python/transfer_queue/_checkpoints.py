@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from array import array
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,12 +18,16 @@ from transfer_queue.errors import InvalidArgumentError, WrongTypeError
 _DEFAULT_S = 3600.0  # a slow disk may take long; what is given up too early is lost work
 
 
-class Save(NamedTuple):
-    """A save in progress: its number, and where its two parts go."""
+class Parts(NamedTuple):
+    """Where the two parts of a save go."""
 
-    number: int
     state: str
     values: str
+
+
+def new_number() -> int:
+    """A number for a save, by which it can be given up whether its begin was heard back from or not."""
+    return secrets.randbits(63) | 1
 
 
 def absolute(path: Any, op: str) -> str:
@@ -42,12 +47,12 @@ def _limit(timeout: float | None) -> float:
     return seconds(timeout, _DEFAULT_S)
 
 
-def save_begin(path: str, metadata: str, timeout: float | None) -> Call[Save]:
-    def read(reply: Reply) -> Save:
-        number, state, values, *_ = decode(reply.body)
-        return Save(number, state, values)
+def save_begin(number: int, path: str, metadata: str, timeout: float | None) -> Call[Parts]:
+    def read(reply: Reply) -> Parts:
+        state, values, *_ = decode(reply.body)
+        return Parts(state, values)
 
-    return Call(Op.SAVE_CHECKPOINT, encode(["begin", path, 0, metadata]), read, timeout=_limit(timeout))
+    return Call(Op.SAVE_CHECKPOINT, encode(["begin", path, number, metadata]), read, timeout=_limit(timeout))
 
 
 def save_part(step: str, path: Any, op: str, timeout: float | None) -> Call[None]:
@@ -55,12 +60,12 @@ def save_part(step: str, path: Any, op: str, timeout: float | None) -> Call[None
     return Call(Op.SAVE_CHECKPOINT, body, no_result, timeout=_limit(timeout))
 
 
-def save_commit(save: Save, timeout: float | None) -> Call[None]:
-    return Call(Op.SAVE_CHECKPOINT, encode(["commit", "", save.number, ""]), no_result, timeout=_limit(timeout))
+def save_commit(number: int, timeout: float | None) -> Call[None]:
+    return Call(Op.SAVE_CHECKPOINT, encode(["commit", "", number, ""]), no_result, timeout=_limit(timeout))
 
 
-def save_abort(save: Save, timeout: float) -> Call[None]:
-    return Call(Op.SAVE_CHECKPOINT, encode(["abort", "", save.number, ""]), no_result, timeout=timeout)
+def save_abort(number: int, timeout: float) -> Call[None]:
+    return Call(Op.SAVE_CHECKPOINT, encode(["abort", "", number, ""]), no_result, timeout=timeout)
 
 
 def load(step: str, path: Any, op: str, timeout: float | None) -> Call[None]:

@@ -44,7 +44,7 @@ def _current(op: str, timeout: float | None) -> Session:
 
 def _beginning(
     op: str, checkpoint_dir: Path, include_storage: bool, metadata: Mapping[str, Any] | None, timeout: float | None
-) -> tuple[Session, Call[_checkpoints.Save]]:
+) -> tuple[Session, int, Call[_checkpoints.Parts]]:
     """Everything that can be wrong with the arguments, before anything is written."""
     if metadata is not None and not isinstance(metadata, Mapping):
         raise WrongTypeError(f"metadata: got {type(metadata).__name__}, want a dict", op)
@@ -58,7 +58,8 @@ def _beginning(
         logging.getLogger(__name__).warning(
             "include_storage=False is overridden: the values are only in memory, so they are saved too"
         )
-    return session, _checkpoints.save_begin(path, text, timeout)
+    number = _checkpoints.new_number()
+    return session, number, _checkpoints.save_begin(number, path, text, timeout)
 
 
 def save_checkpoint(
@@ -84,7 +85,7 @@ def save_checkpoint(
         WrongTypeError: metadata is no JSON (a TypeError).
         FileThereError: checkpoint_dir is something else than a checkpoint (a FileExistsError).
         StorageIOError: a file could not be written (an OSError).
-        InvalidStateError: another save to the same place is in progress (a RuntimeError).
+        DeadlineExceededError: it took longer, or another save to the same place did (a TimeoutError).
 
     Example:
         >>> import tempfile, torch
@@ -99,16 +100,16 @@ def save_checkpoint(
         ({'train': {'a': {'step': 1}}}, (tensor([0, 1, 2]),))
         >>> tq.close()
     """
-    session, begin = _beginning("save_checkpoint", checkpoint_dir, include_storage, metadata, timeout)
+    session, number, begin = _beginning("save_checkpoint", checkpoint_dir, include_storage, metadata, timeout)
     client = TransferQueueClient()
-    save = _calls.run(session.handle, begin)
     try:
-        client.save_controller_checkpoint(save.state, timeout)
-        client.save_storage_checkpoint(save.values, timeout)
-        _calls.run(session.handle, _checkpoints.save_commit(save, timeout))
+        parts = _calls.run(session.handle, begin)
+        client.save_controller_checkpoint(parts.state, timeout)
+        client.save_storage_checkpoint(parts.values, timeout)
+        _calls.run(session.handle, _checkpoints.save_commit(number, timeout))
     except BaseException:
         with contextlib.suppress(TransferQueueError):  # a session that is gone has given it up
-            _calls.run(session.handle, _checkpoints.save_abort(save, session.timeout_s))
+            _calls.run(session.handle, _checkpoints.save_abort(number, session.timeout_s))
         raise
 
 
@@ -120,16 +121,16 @@ async def async_save_checkpoint(
     timeout: float | None = None,
 ) -> None:
     """Async twin of `save_checkpoint`."""
-    session, begin = _beginning("save_checkpoint", checkpoint_dir, include_storage, metadata, timeout)
+    session, number, begin = _beginning("save_checkpoint", checkpoint_dir, include_storage, metadata, timeout)
     client = TransferQueueClient()
-    save = await _calls.run_async(session.handle, begin)
     try:
-        await client.async_save_controller_checkpoint(save.state, timeout)
-        await client.async_save_storage_checkpoint(save.values, timeout)
-        await _calls.run_async(session.handle, _checkpoints.save_commit(save, timeout))
+        parts = await _calls.run_async(session.handle, begin)
+        await client.async_save_controller_checkpoint(parts.state, timeout)
+        await client.async_save_storage_checkpoint(parts.values, timeout)
+        await _calls.run_async(session.handle, _checkpoints.save_commit(number, timeout))
     except BaseException:
         with contextlib.suppress(TransferQueueError):
-            await _calls.run_async(session.handle, _checkpoints.save_abort(save, session.timeout_s))
+            await _calls.run_async(session.handle, _checkpoints.save_abort(number, session.timeout_s))
         raise
 
 
