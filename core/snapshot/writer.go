@@ -88,6 +88,9 @@ type writer struct {
 	encoder *zstd.Encoder
 	scratch []byte
 	perByte float64 // nanoseconds that writing a byte takes
+	// packing is what packing a byte of a whole block has taken; a sample alone is too short to be interrupted. It decays, so
+	// that packing is tried again.
+	packing float64
 }
 
 // firstGuess is a fast disk's nanoseconds per byte, until the file's own are known.
@@ -208,13 +211,18 @@ func (w *writer) pack(b []byte) (stored []byte, packing byte) {
 	if len(b) > 2*sampleSize {
 		middle, begun := len(b)/2, time.Now()
 		w.scratch = w.encoder.EncodeAll(b[middle:middle+sampleSize], w.scratch[:0])
-		perByte := float64(time.Since(begun)) / sampleSize
+		perByte := max(float64(time.Since(begun))/sampleSize, w.packing)
 		share := float64(len(w.scratch)) / sampleSize
 		if share > 0.5 || share > alwaysPacked && perByte > (2-share)*w.perByte {
+			w.packing *= 0.98
 			return b, plain
 		}
 	}
+	begun := time.Now()
 	w.scratch = w.encoder.EncodeAll(b, w.scratch[:0])
+	if len(b) > 2*sampleSize {
+		w.packing = float64(time.Since(begun)) / float64(len(b))
+	}
 	if len(w.scratch) > len(b)/2 {
 		return b, plain
 	}
