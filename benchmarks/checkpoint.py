@@ -13,6 +13,7 @@ Peak memory is about three times the size of the checkpoint. Rates are medians o
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import platform
@@ -79,6 +80,11 @@ def took(call: Callable[[], Any]) -> float:
     return time.perf_counter() - begin
 
 
+def cat(files: list[Path], copy: Path) -> None:
+    with copy.open("wb") as out:
+        subprocess.run(["cat", *files], stdout=out, check=True)
+
+
 def measure(folder: Path, size: int, rounds: int, compressible: bool) -> dict[str, Any]:
     payload = fill(size, compressible)
     place, copy = folder / "checkpoint", folder / "copy"
@@ -88,11 +94,10 @@ def measure(folder: Path, size: int, rounds: int, compressible: bool) -> dict[st
         with Growth() as growth:
             figures["save"].append(payload / took(lambda: tq.save_checkpoint(place)) / 1e9)
         grown = max(grown, growth.most)
-        files = [str(path) for path in sorted(place.rglob("*")) if path.is_file()]
-        stored = sum(os.path.getsize(path) for path in files)
+        files = [path for path in sorted(place.rglob("*")) if path.is_file()]
+        stored = sum(path.stat().st_size for path in files)
         tq.get_client().clear_partition("train")
-        with copy.open("wb") as out:
-            figures["cat"].append(stored / took(lambda: subprocess.run(["cat", *files], stdout=out, check=True)) / 1e9)
+        figures["cat"].append(stored / took(functools.partial(cat, files, copy)) / 1e9)
         copy.unlink()
         figures["load"].append(payload / took(lambda: tq.load_checkpoint(place)) / 1e9)
         shutil.rmtree(place)

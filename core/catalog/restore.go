@@ -21,23 +21,28 @@ type Restored struct {
 	stored  map[*field]*bitset.Set
 }
 
-// Restore makes a catalog of a state for the units of c, which does not change. Read-only. A state that contradicts itself
-// gives Corruption.
-func (c *Catalog) Restore(s *State) (*Restored, error) {
+// Blank begins a catalog for the units of c, which does not change. Read-only, and quick.
+func (c *Catalog) Blank() *Restored {
 	n := New(Options{PreAllocate: c.preAllocate, SampleLimitPerUnit: c.sampleLimit})
 	for _, u := range c.units {
 		n.AddUnit(u.id, u.host)
 	}
-	r := &Restored{c: n, lineage: s.Lineage, epoch: c.epoch, stored: map[*field]*bitset.Set{}}
+	return &Restored{c: n, epoch: c.epoch, stored: map[*field]*bitset.Set{}}
+}
+
+// Fill makes a blank catalog that of a state. A state that contradicts itself gives Corruption; then r is of no use.
+func (r *Restored) Fill(s *State) error {
+	n := r.c
+	r.lineage = s.Lineage
 	for k := range s.Partitions {
 		if err := r.partition(&s.Partitions[k]); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	end := int64(0)
 	for _, run := range s.Used {
 		if run.From < end || run.Count < 1 || run.Count > maxIndex || run.From > maxIndex-run.Count {
-			return nil, tqerr.New(tqerr.Corruption, "generations of %d indexes from %d", run.Count, run.From)
+			return tqerr.New(tqerr.Corruption, "generations of %d indexes from %d", run.Count, run.From)
 		}
 		end = run.From + run.Count
 		for i := run.From; i < end; i++ {
@@ -48,7 +53,7 @@ func (c *Catalog) Restore(s *State) (*Restored, error) {
 			}
 		}
 	}
-	return r, nil
+	return nil
 }
 
 func (r *Restored) partition(s *PartitionState) error {
@@ -210,7 +215,7 @@ func (r *Restored) Complete() error {
 	return nil
 }
 
-// Fits fails with Unavailable when units came or went since Restore, so that r cannot be adopted. Read-only.
+// Fits fails with Unavailable when units came or went since Blank, so that r cannot be adopted. Read-only.
 func (c *Catalog) Fits(r *Restored) error {
 	if c.epoch != r.epoch {
 		return tqerr.New(tqerr.Unavailable, "units have come or gone meanwhile, try again")

@@ -53,7 +53,7 @@ func (m *modelRun) load() {
 		}
 		m.given = maps.Clone(m.saved.given)
 	}
-	r, err := m.c.Restore(m.saved.state)
+	r, err := restore(m.c, m.saved.state)
 	require.NoError(m.t, err)
 	m.parts = cloneParts(m.saved.parts)
 	m.clearing, m.open = map[schema.Sample]modelCleared{}, nil
@@ -96,9 +96,15 @@ func placeAll(t *testing.T, c *Catalog, r *Restored, placed func(partition strin
 	}
 }
 
+// restore begins a catalog of a state for the units of another.
+func restore(c *Catalog, s *State) (*Restored, error) {
+	r := c.Blank()
+	return r, r.Fill(s)
+}
+
 func reload(t *testing.T, c *Catalog, s *State) {
 	t.Helper()
-	r, err := c.Restore(s)
+	r, err := restore(c, s)
 	require.NoError(t, err)
 	placeAll(t, c, r, func(string, schema.Sample, uint32) {})
 	require.NoError(t, r.Complete())
@@ -157,7 +163,7 @@ func TestAStateThatContradictsItselfIsCorrupt(t *testing.T) {
 		return f.Export()
 	}
 	c := newFixture(t, Options{})
-	_, err := c.Restore(good())
+	_, err := restore(c.Catalog, good())
 	require.NoError(t, err)
 	for name, spoil := range map[string]func(s *State){
 		"negative index":     func(s *State) { s.Partitions[0].Samples[0].Index = -1 },
@@ -185,7 +191,7 @@ func TestAStateThatContradictsItselfIsCorrupt(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := good()
 			spoil(s)
-			_, err := c.Restore(s)
+			_, err := restore(c.Catalog, s)
 			requireError(t, err, tqerr.Corruption)
 		})
 	}
@@ -204,12 +210,12 @@ func TestValuesThatDoNotFitTheStateAreCorrupt(t *testing.T) {
 		"unknown field": ints(2, "z"), "other dtype": columns(2, schema.Int8, []int64{2}, "x"), "twice": ints(2, "x", "x"), "rows": ints(1, "x"),
 	} {
 		t.Run(name, func(t *testing.T) {
-			r, err := f.Restore(state)
+			r, err := restore(f.Catalog, state)
 			require.NoError(t, err)
 			requireError(t, place(r, samples, columns), tqerr.Corruption)
 		})
 	}
-	r, err := f.Restore(state)
+	r, err := restore(f.Catalog, state)
 	require.NoError(t, err)
 	requireError(t, place(r, []schema.Sample{{Index: 0, Generation: 9}}, ints(1, "x")), tqerr.Corruption)
 	require.NoError(t, place(r, samples[:1], ints(1, "x")))

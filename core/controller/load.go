@@ -109,9 +109,9 @@ func (c *call) replace(ctx context.Context, state, values string, sameCut bool) 
 		return err
 	}
 	s.mu.RLock()
-	restored, err := s.mu.cat.Restore(read)
+	restored := s.mu.cat.Blank()
 	s.mu.RUnlock()
-	if err != nil {
+	if err := restored.Fill(read); err != nil {
 		return err
 	}
 	l := &loading{s: s, ctx: ctx, restored: restored, sampler: sampler}

@@ -207,7 +207,7 @@ func (w *writer) tasks(p *catalog.PartitionState) error {
 	return nil
 }
 
-// ReadState reads a state file and checks every byte of it. Whether the state makes sense is for Catalog.Restore to say.
+// ReadState reads a state file and checks every byte of it. Whether the state makes sense is for the catalog to say.
 func ReadState(fs vfs.FS, path string) (s *catalog.State, sampler []byte, cut Cut, err error) {
 	d := stateReader{state: &catalog.State{}}
 	_, _, err = readFile(fs, path, StateFile, d.record)
@@ -220,7 +220,7 @@ func readFile(fs vfs.FS, path string, kind Kind, take func(r *reader, kind byte,
 	if err != nil {
 		return 0, 0, vfs.Wrap(err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }() // nothing that was read is lost by it
 	info, err := f.Stat()
 	if err != nil {
 		return 0, 0, vfs.Wrap(err)

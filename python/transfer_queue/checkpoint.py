@@ -83,7 +83,7 @@ def save_checkpoint(
     Raises:
         NotInitializedError: there is no session (a RuntimeError).
         WrongTypeError: metadata is no JSON (a TypeError).
-        FileThereError: checkpoint_dir is something else than a checkpoint (a FileExistsError).
+        StorageFileExistsError: checkpoint_dir is something else than a checkpoint (a FileExistsError).
         StorageIOError: a file could not be written (an OSError).
         DeadlineExceededError: it took longer, or another save to the same place did (a TimeoutError).
 
@@ -147,7 +147,7 @@ def load_checkpoint(checkpoint_dir: Path, timeout: float | None = None) -> None:
 
     Raises:
         NotInitializedError: there is no session (a RuntimeError).
-        FileMissingError: the folder or a file in it is missing (a FileNotFoundError).
+        StorageFileNotFoundError: the folder or a file in it is missing (a FileNotFoundError).
         CorruptionError: a file is not as it was written, or no file of a checkpoint (a RuntimeError).
         VersionMismatchError: a newer release wrote it (a RuntimeError).
         ResourceExhaustedError: the units have no room for it (a MemoryError).
@@ -178,7 +178,7 @@ def dump_data_by_key(
 
     Raises:
         NotFoundError: a key does not exist; nothing was written (a RuntimeError).
-        FileThereError: the folder exists (a FileExistsError).
+        StorageFileExistsError: the folder exists (a FileExistsError).
 
     Example:
         >>> import tempfile, torch
@@ -220,7 +220,7 @@ def load_data_by_key(dump_dir: Path, timeout: float | None = None) -> dict[str, 
         since nothing of a file may run; ``kv_list`` shows it as it is.
 
     Raises:
-        FileMissingError: the folder or a file in it is missing (a FileNotFoundError).
+        StorageFileNotFoundError: the folder or a file in it is missing (a FileNotFoundError).
         CorruptionError: a file is not as it was written (a RuntimeError).
         SchemaMismatchError: other samples hold a dumped field with another dtype or kind (a ValueError).
         ResourceExhaustedError: the units have no room for it (a MemoryError).
@@ -239,7 +239,7 @@ def read_row_index(dump_dir: Path, timeout: float | None = None) -> dict[str, di
     """What a dump has: ``{key: {"partition_id", "global_index", "fields", "tag"}}``. Nothing is loaded.
 
     Raises:
-        FileMissingError: the folder or its index is missing (a FileNotFoundError).
+        StorageFileNotFoundError: the folder or its index is missing (a FileNotFoundError).
         CorruptionError: the index is not as it was written (a RuntimeError).
     """
     session = _current("read_row_index", timeout)

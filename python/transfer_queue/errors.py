@@ -13,8 +13,6 @@ __all__ = [
     "CorruptionError",
     "DeadlineExceededError",
     "FailedError",
-    "FileMissingError",
-    "FileThereError",
     "InternalError",
     "InvalidArgumentError",
     "InvalidStateError",
@@ -22,6 +20,8 @@ __all__ = [
     "NotInitializedError",
     "ResourceExhaustedError",
     "SchemaMismatchError",
+    "StorageFileExistsError",
+    "StorageFileNotFoundError",
     "StorageIOError",
     "StorageKeyNotFoundError",
     "TransferQueueError",
@@ -127,13 +127,13 @@ class VersionMismatchError(TransferQueueError):
     code = Code.VERSION_MISMATCH
 
 
-class FileMissingError(TransferQueueError, FileNotFoundError):
+class StorageFileNotFoundError(TransferQueueError, FileNotFoundError):
     """A file or folder does not exist."""
 
     code = Code.FILE_NOT_FOUND
 
 
-class FileThereError(TransferQueueError, FileExistsError):
+class StorageFileExistsError(TransferQueueError, FileExistsError):
     """A file or folder is there already."""
 
     code = Code.FILE_EXISTS

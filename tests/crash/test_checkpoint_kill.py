@@ -1,4 +1,4 @@
-"""``kill -9`` at any point of a save and of a load (contract F17): the checkpoint loads whole, the old one or the new one."""
+"""``kill -9`` at any point of a save and of a load (contract F17): the old or the new checkpoint loads whole."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _loads_alone(line: Any, folder: str, paths: list[str]) -> None:
 
 @pytest.mark.timeout(200)
 def test_a_load_that_is_killed_at_any_point(tq: Any, nursery: Nursery, tmp_path: Path) -> None:
-    """Half of the time its client is killed, whose session then holds one checkpoint or the other, and half its owner."""
+    """Its client or its owner is killed, in turns; the session of a dead client holds one checkpoint or the other."""
     seed = random.randrange(1 << 30)
     print("seed", seed)
     rng = random.Random(seed)
@@ -122,11 +122,7 @@ def test_a_load_that_is_killed_at_any_point(tq: Any, nursery: Nursery, tmp_path:
         tq.save_checkpoint(path)
     payload = sum(unit.memory_used_bytes for unit in tq.list_units())
     for point in range(POINTS):
-        child = (
-            nursery.start(_loads, paths)
-            if point % 2
-            else nursery.start(_loads_alone, str(tmp_path / "r"), paths)
-        )
+        child = nursery.start(_loads, paths) if point % 2 else nursery.start(_loads_alone, str(tmp_path / "r"), paths)
         child.recv()
         time.sleep(rng.uniform(0, 0.2))
         child.signal(9)

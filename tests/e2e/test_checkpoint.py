@@ -268,7 +268,7 @@ class TestDump:
         tq.kv_put("k", "p", {"x": torch.arange(100)})
         tq.dump_data_by_key(tmp_path / "d", "k", "p")
         tq.kv_put("k", "p", {"x": torch.arange(5)})
-        for path in [p for p in (tmp_path / "d").rglob("*.tq")]:
+        for path in list((tmp_path / "d").rglob("*.tq")):
             content = path.read_bytes()
             middle = len(content) // 2
             path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
