@@ -150,10 +150,14 @@ func (s *Staging) Commit() error {
 	if err != nil {
 		return err
 	}
-	if taken {
-		err = s.swap()
-	} else {
+	if !taken {
 		err = s.fs.Rename(s.Dir, s.Target)
+		if s.replace && errors.Is(err, fs.ErrExist) { // another process was first
+			taken, err = s.free()
+		}
+	}
+	if taken && err == nil {
+		err = s.swap()
 	}
 	if err != nil {
 		return vfs.Wrap(err)

@@ -98,6 +98,29 @@ func TestOnlyWhatDeadWritersLeftIsSwept(t *testing.T) {
 	require.Equal(t, "later", content(t, target))
 }
 
+// Two processes save to a place where nothing stands: both find it free, and the second one replaces the first.
+func TestTwoWritersOfAFreePlace(t *testing.T) {
+	target := filepath.Join(t.TempDir(), "c")
+	late := &latecomer{FS: vfs.OS{}, before: func() { require.NoError(t, put(vfs.OS{}, target, "first")) }}
+	require.NoError(t, put(late, target, "second"))
+	require.Equal(t, "second", content(t, target))
+	alone(t, target)
+}
+
+// latecomer lets something happen before its first rename.
+type latecomer struct {
+	vfs.FS
+	before func()
+}
+
+func (l *latecomer) Rename(from, to string) error {
+	if before := l.before; before != nil {
+		l.before = nil
+		before()
+	}
+	return l.FS.Rename(from, to)
+}
+
 func TestASwapThatWasInterruptedIsRepaired(t *testing.T) {
 	target := filepath.Join(t.TempDir(), "c")
 	require.NoError(t, put(vfs.OS{}, target, "old"))
