@@ -164,7 +164,7 @@ func writeJob(out *C.tq_job, job *jobs.Job) error {
 		lists[i] = listsOf(&results[i])
 		size += lists[i].size()
 	}
-	body, err := wire.Marshal(&jobBody{Partition: job.Partition, Fields: fields, Keys: job.Keys})
+	body, err := wire.Marshal(&jobBody{Partition: job.Partition, Fields: fields, Keys: job.Keys, Request: job.Request})
 	if err != nil {
 		return err
 	}
@@ -190,4 +190,5 @@ type jobBody struct {
 	Partition string
 	Fields    wire.Strings
 	Keys      wire.Strings
+	Request   []byte
 }

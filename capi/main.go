@@ -118,11 +118,11 @@ func tq_session_close(handle C.uint64_t, timeoutMS C.int64_t, e *C.tq_error) C.i
 //export tq_queue_open
 func tq_queue_open(handle *C.uint64_t, fd *C.int32_t, e *C.tq_error) C.int32_t {
 	return guarded(e, func() error {
-		q, err := newQueue()
+		q, err := client.NewCompletions()
 		if err != nil {
 			return err
 		}
-		*handle, *fd = C.uint64_t(handles.add(q)), C.int32_t(q.fd)
+		*handle, *fd = C.uint64_t(handles.add(q)), C.int32_t(q.FD())
 		return nil
 	})
 }
@@ -130,11 +130,11 @@ func tq_queue_open(handle *C.uint64_t, fd *C.int32_t, e *C.tq_error) C.int32_t {
 //export tq_queue_close
 func tq_queue_close(handle C.uint64_t, e *C.tq_error) C.int32_t {
 	return guarded(e, func() error {
-		q, err := take[*queue](uint64(handle))
+		q, err := take[*client.Completions](uint64(handle))
 		if err != nil {
 			return err
 		}
-		return q.close()
+		return q.Close()
 	})
 }
 
@@ -146,11 +146,11 @@ func tq_submit(sessionHandle, queueHandle C.uint64_t, op, flags C.uint32_t, body
 		if err != nil {
 			return err
 		}
-		q, err := get[*queue](uint64(queueHandle))
+		q, err := get[*client.Completions](uint64(queueHandle))
 		if err != nil {
 			return err
 		}
-		id, fd, err := q.submit(s.Client, &client.Request{
+		id, fd, err := q.Submit(s.Client, &client.Request{
 			Op: wire.Op(op), Flags: client.Flags(flags &^ C.TQ_WAITS), Waits: flags&C.TQ_WAITS != 0, Body: copied(body, size), Columns: rawColumns(columns, n),
 			Rows: int(rows), Timeout: time.Duration(timeoutMS) * time.Millisecond,
 		})
@@ -162,11 +162,11 @@ func tq_submit(sessionHandle, queueHandle C.uint64_t, op, flags C.uint32_t, body
 //export tq_cancel
 func tq_cancel(handle, ticket C.uint64_t, e *C.tq_error) C.int32_t {
 	return guarded(e, func() error {
-		q, err := get[*queue](uint64(handle))
+		q, err := get[*client.Completions](uint64(handle))
 		if err != nil {
 			return err
 		}
-		q.cancel(uint64(ticket))
+		q.Cancel(uint64(ticket))
 		return nil
 	})
 }
@@ -175,13 +175,13 @@ func tq_cancel(handle, ticket C.uint64_t, e *C.tq_error) C.int32_t {
 func tq_reap(handle C.uint64_t, out *C.tq_completion, capacity C.uint32_t, n *C.uint32_t, e *C.tq_error) C.int32_t {
 	*n = 0
 	return guarded(e, func() error {
-		q, err := get[*queue](uint64(handle))
+		q, err := get[*client.Completions](uint64(handle))
 		if err != nil {
 			return err
 		}
 		slots := unsafe.Slice(out, int(capacity))
-		for i, done := range q.take(int(capacity)) {
-			writeCompletion(&slots[i], done.ticket, done.result)
+		for i, done := range q.Take(int(capacity)) {
+			writeCompletion(&slots[i], done.Ticket, done.Result)
 			*n++
 		}
 		return nil

@@ -98,15 +98,16 @@ typedef struct tq_completion {
     void *memory;
 } tq_completion;
 
-/* Python work for a unit: merge old with new cell by cell, or parse the columns of a put. */
+/* Python work: merge old with new cell by cell, parse the columns of a put, or call a sampler. */
 typedef struct tq_job {
     uint64_t job;
-    uint32_t kind;      /* 1 merge: columns are the old ones, then the new ones; 2 parse: columns are those of the put */
+    uint32_t kind;      /* 1 merge: columns are the old ones, then the new ones; 2 parse: columns are those of the put;
+                         * 3 sample: no columns, the answer is one object of bytes */
     uint32_t n_columns;
     uint64_t rows;
     uint8_t *callable; /* cloudpickle */
     uint64_t callable_size;
-    uint8_t *body; /* msgpack [partition, fields, keys or nil] */
+    uint8_t *body; /* msgpack [partition, fields, keys or nil, request of a sampler] */
     uint64_t body_size;
     tq_result_column *columns; /* private copies that may be written to, valid until the job is done */
     void *memory;

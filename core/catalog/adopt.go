@@ -96,6 +96,9 @@ func (r *Restored) partition(s *PartitionState) error {
 			return err
 		}
 	}
+	if err := c.RestoreBirths(p.name, s.Births, s.Complete); err != nil {
+		return err
+	}
 	for _, task := range s.Tasks {
 		done := &bitset.Set{}
 		for _, i := range task.Consumed {

@@ -45,6 +45,7 @@ func (c *Catalog) Apply(w *Write, units []uint32) (*Applied, error) {
 			*at = mergeTags(*at, w.Tags[i])
 		}
 	}
+	p.complete = p.complete || w.Last
 	slices.Sort(fields)
 	return c.applied(p, pl.rows, rows, w, fields), nil
 }
@@ -120,9 +121,13 @@ func (c *Catalog) create(p *partition, pl *plan, w *Write, units []uint32, fresh
 			c.register(p, strings.Clone(w.Keys[i]), index)
 		}
 	}
+	if p.active.Count() == 0 { // the stream that was complete is gone with its samples
+		p.complete = false
+	}
 	mask := bitset.NewMask(activated)
 	p.owned.AddAll(mask)
 	p.active.AddAll(mask)
+	p.births.add(activated, &p.active)
 }
 
 // draw returns n indexes for new samples, ascending.

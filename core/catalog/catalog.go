@@ -54,6 +54,7 @@ type Catalog struct {
 	order      []*partition // as created
 
 	indexes     bitset.Free
+	everUsed    int64         // one more than the largest index that was ever in use
 	generations paged[uint32] // one less than the generation
 	ceilings    paged[uint32] // the highest generation ever, where Adopt has restored a lower one
 	slots       paged[uint16]
@@ -101,10 +102,17 @@ type partition struct {
 	ordered []*field // by registration
 
 	consumed map[string]*bitset.Set // by task
+
+	births   births // of the active samples, and perhaps of some that are gone
+	complete bool   // a writer has said that nothing more comes
 }
 
-// EnsurePartition makes sure that a partition exists.
-func (c *Catalog) EnsurePartition(name string) { c.ensure(name) }
+// EnsurePartition makes sure that a partition exists, and reports whether it was created for that.
+func (c *Catalog) EnsurePartition(name string) (created bool) {
+	before := len(c.order)
+	c.ensure(name)
+	return len(c.order) > before
+}
 
 func (c *Catalog) ensure(name string) *partition {
 	if p := c.partitions[name]; p != nil {
@@ -137,6 +145,7 @@ func (c *Catalog) take(dst []int64, n int) []int64 {
 	dst = c.indexes.Take(dst, n)
 	for _, i := range dst[from:] {
 		c.generations.at(i) // reading it never has to allocate later
+		c.everUsed = max(c.everUsed, i+1)
 	}
 	return dst
 }

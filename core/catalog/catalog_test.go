@@ -19,13 +19,15 @@ type first struct {
 	asked  int
 }
 
-func (f *first) Sample(r Ready, q SampleRequest) ([]int64, []int64, error) {
+func (f *first) Check(SampleRequest) error { return nil }
+
+func (f *first) Sample(r Ready, q SampleRequest) (Pick, error) {
 	f.asked++
-	if f.cached != nil || f.err != nil {
-		return f.cached, f.cached, f.err
+	got := f.cached
+	if f.cached == nil && f.err == nil {
+		got = r.First(q.N)
 	}
-	got := r.First(q.N)
-	return got, got, nil
+	return Pick{Sampled: got, Consumed: got}, f.err
 }
 
 func (f *first) Cached(SampleRequest) bool { return f.cached != nil }

@@ -68,6 +68,7 @@ func (c *Catalog) StartClearPartition(partition string) *Clearing {
 	cl.whole = true
 	p.fields, p.ordered, p.sorted = map[string]*field{}, nil, nil
 	clear(p.consumed)
+	p.complete = false
 	return cl
 }
 
@@ -83,6 +84,9 @@ func (c *Catalog) startClear(p *partition, active, again []int64) *Clearing {
 	p.owned.RemoveAll(rows)
 	p.active.RemoveAll(rows)
 	p.clearing.AddAll(rows)
+	if p.active.Count() == 0 {
+		p.births.reset()
+	}
 	for _, f := range p.ordered {
 		if held := f.has.Intersect(rows); len(held) > 0 {
 			f.erase(held)

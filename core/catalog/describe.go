@@ -17,6 +17,7 @@ type Described struct {
 	Columns []schema.Column
 	Status  []byte // 1 for a row that has all Columns, of which there is at least one
 	Tags    [][]byte
+	End     bool // of a fetch: there is nothing, and never will be
 }
 
 // Describe returns the metadata of samples for those of the fields that are registered; nil means the fields that all rows

@@ -1,6 +1,9 @@
 package catalog
 
 import (
+	"iter"
+	"slices"
+
 	"transferqueue/core/internal/bitset"
 	"transferqueue/core/tqerr"
 )
@@ -14,8 +17,21 @@ type Ready interface {
 	First(n int) []int64
 	// All returns all indexes, ascending.
 	All() []int64
+	// Born yields all in the order in which the samples came to be.
+	Born() iter.Seq[int64]
+	// Groups returns count groups of n samples that came to be one right after another, the oldest groups first, or nil when
+	// there are fewer. Groups do not overlap and may begin anywhere. In a partition that grows alone such samples have
+	// consecutive indexes.
+	Groups(n, count int) []int64
+	// Without returns the same without some indexes.
+	Without(indexes *bitset.Set) Ready
 	// Tags returns the tags of an index as a msgpack map.
 	Tags(index int64) []byte
+	// Number returns a tag that is a number, otherwise when the sample has no such tag, and InvalidArgument when it is none.
+	Number(index int64, tag string, otherwise float64) (float64, error)
+	// Final reports that nothing will ever be ready that is not now: production was declared complete, and whatever exists
+	// is ready or consumed.
+	Final() bool
 }
 
 // SampleRequest is the request that a sampler serves.
@@ -26,12 +42,21 @@ type SampleRequest struct {
 	Sampling  []byte // msgpack map of sampling_config, nil: none
 }
 
+// Pick is what a sampler decides. Nothing sampled means that there are not enough.
+type Pick struct {
+	Sampled  []int64 // to hand out, in this order
+	Consumed []int64 // that the task has consumed by that, which are usually the same
+	End      bool    // there is nothing to hand out and never will be
+}
+
 // Sampler decides which samples a fetch hands out and which of them the task has consumed by that. Package sampler has
 // the samplers. It is called with the catalog locked and must not call it.
 type Sampler interface {
-	// Sample picks samples. An empty answer means that there are not enough.
-	Sample(ready Ready, r SampleRequest) (sampled, consumed []int64, err error)
-	// Cached reports whether Sample answers the request from memory, however few samples are ready.
+	// Check refuses a request that makes no sense, whatever is ready.
+	Check(r SampleRequest) error
+	// Sample picks samples. After an error nothing has changed.
+	Sample(ready Ready, r SampleRequest) (Pick, error)
+	// Cached reports whether Sample may answer the request however few samples are ready: from memory, or with an end.
 	Cached(r SampleRequest) bool
 }
 
@@ -44,38 +69,56 @@ type FetchRequest struct {
 	Sampling  []byte
 }
 
+func (r *FetchRequest) check() error {
+	if r.Task == "" {
+		return tqerr.New(tqerr.InvalidArgument, "fetch needs a task_name")
+	}
+	if r.N <= 0 {
+		return tqerr.New(tqerr.InvalidArgument, "fetch: batch_size %d, want at least 1", r.N)
+	}
+	return nil
+}
+
 // Fetch hands out samples that have all fields, as the sampler chooses, and marks as consumed what the sampler says. It
 // returns nil when there are not enough; then nothing has changed. An answer that a sampler remembered comes without the
 // samples that were cleared since.
 //
 // Errors: InvalidArgument for a request without task or number; what the sampler returns.
 func (c *Catalog) Fetch(r FetchRequest, s Sampler) (*Described, error) {
-	if r.Task == "" {
-		return nil, tqerr.New(tqerr.InvalidArgument, "fetch needs a task_name")
+	if err := r.check(); err != nil {
+		return nil, err
 	}
-	if r.N <= 0 {
-		return nil, tqerr.New(tqerr.InvalidArgument, "fetch: batch_size %d, want at least 1", r.N)
+	request := SampleRequest{r.N, r.Partition, r.Task, r.Sampling}
+	if err := s.Check(request); err != nil {
+		return nil, err
 	}
 	p := c.partitions[r.Partition]
 	if p == nil {
 		return nil, nil
 	}
 	view := c.ready(p, r.Fields, r.Task)
-	request := SampleRequest{r.N, r.Partition, r.Task, r.Sampling}
 	if view.query.Count(r.N) < r.N && !s.Cached(request) {
 		return nil, nil
 	}
-	sampled, consumed, err := s.Sample(view, request)
+	pick, err := s.Sample(view, request)
 	if err != nil {
 		return nil, err
 	}
-	produced := bitset.Query{All: view.query.All}
-	sampled = produced.Filter(sampled)
-	if len(sampled) == 0 {
-		return nil, nil
+	return c.hand(p, &r, view, pick), nil
+}
+
+// hand carries a pick out.
+func (c *Catalog) hand(p *partition, r *FetchRequest, view *readyView, pick Pick) *Described {
+	if pick.End {
+		return &Described{End: true}
 	}
-	c.consume(p, r.Task, consumed)
-	return c.describe(sampled, p.registeredOf(r.Fields)), nil
+	produced := bitset.Query{All: view.query.All}
+	sampled := produced.Filter(pick.Sampled)
+	if len(sampled) == 0 {
+		return nil
+	}
+	c.consume(p, r.Task, pick.Consumed)
+	return c.describe(sampled, p.registeredOf(r.Fields))
 }
 
 // consume marks samples as consumed; what does not exist is ignored.
@@ -95,6 +138,7 @@ func (c *Catalog) consume(p *partition, task string, indexes []int64) {
 // readyView is the Ready of one fetch.
 type readyView struct {
 	c     *Catalog
+	p     *partition
 	query bitset.Query
 }
 
@@ -113,12 +157,39 @@ func (c *Catalog) ready(p *partition, fields []string, task string) *readyView {
 	if done := p.consumed[task]; done != nil {
 		q.Not = []*bitset.Set{done}
 	}
-	return &readyView{c, q}
+	return &readyView{c, p, q}
 }
 
 func (v *readyView) Len() int { return v.query.Count(-1) }
 func (v *readyView) First(n int) []int64 {
 	return v.query.Append(make([]int64, 0, min(max(n, 0), pageSize)), max(n, 0))
 }
-func (v *readyView) All() []int64            { return v.query.Append(nil, -1) }
-func (v *readyView) Tags(index int64) []byte { return v.c.tagsOf(index) }
+func (v *readyView) All() []int64                { return v.query.Append(nil, -1) }
+func (v *readyView) Born() iter.Seq[int64]       { return v.p.births.all(v.query) }
+func (v *readyView) Groups(n, count int) []int64 { return v.p.births.groups(v.query, n, count) }
+func (v *readyView) Tags(index int64) []byte     { return v.c.tagsOf(index) }
+
+func (v *readyView) Without(indexes *bitset.Set) Ready {
+	out := *v
+	out.query.Not = append(slices.Clip(v.query.Not), indexes)
+	return &out
+}
+
+func (v *readyView) Number(index int64, tag string, otherwise float64) (float64, error) {
+	n, state := tagNumber(v.c.tags.get(index), tag)
+	switch state {
+	case tagMissing:
+		return otherwise, nil
+	case tagNoNumber:
+		return 0, tqerr.New(tqerr.InvalidArgument, "partition %q: tag %q of sample %d is no plain number", v.p.name, tag, index)
+	}
+	return n, nil
+}
+
+func (v *readyView) Final() bool {
+	if !v.p.complete {
+		return false
+	}
+	open := bitset.Query{All: []*bitset.Set{&v.p.active}, Not: v.query.Not}
+	return open.Count(-1) == v.query.Count(-1)
+}

@@ -38,7 +38,7 @@ func TestFetchDescribesWhatItHandsOut(t *testing.T) {
 	x := ints(2, "x")[0]
 	y := ragged("y", 3, 4)
 	y.Shape = d.Columns[0].Shape // the varying dimension of Shape means nothing
-	require.Equal(t, &Described{at(0, 1), []schema.Column{y, x}, []byte{1, 1}, [][]byte{tags, {0x80}}}, d)
+	require.Equal(t, &Described{at(0, 1), []schema.Column{y, x}, []byte{1, 1}, [][]byte{tags, {0x80}}, false}, d)
 }
 
 func TestTooFewSamplesConsumeNothingAndDoNotAskTheSampler(t *testing.T) {
@@ -153,7 +153,38 @@ func TestSummary(t *testing.T) {
 	f.ClearFields("p", nil, at(2), []string{"z"})
 	f.EnsurePartition("q")
 	require.Equal(t, []Summary{
-		{"p", 3, 2, []string{"x", "y"}, []string{"eval", "train"}, []int64{2, 1}},
-		{"q", 0, 0, []string{}, nil, nil},
+		{"p", 3, 2, 2, []string{"x", "y"}, []string{"eval", "train"}, []int64{2, 1}},
+		{"q", 0, 0, 0, []string{}, nil, nil},
 	}, f.Summary())
+}
+
+func TestSamplesThatHaveAField(t *testing.T) {
+	f := newFixture(t, Options{})
+	produced := func() int { return f.Summary()[0].Produced }
+	f.put(names(2), "x")
+	f.put([]string{"bare"})
+	require.Equal(t, 2, produced(), "a key alone is no field")
+	f.put(names(3), "y")
+	require.Equal(t, 3, produced(), "two fields count once")
+	f.ClearFields("p", names(1), nil, []string{"x"})
+	require.Equal(t, 3, produced())
+	f.ClearFields("p", names(1), nil, []string{"y"})
+	require.Equal(t, 2, produced())
+}
+
+func TestIndexCounts(t *testing.T) {
+	f := newFixture(t, Options{PreAllocate: 4})
+	counts := func() []int64 {
+		allocated, reusable := f.Indexes()
+		return []int64{allocated, reusable}
+	}
+	require.Equal(t, []int64{0, 0}, counts())
+	f.EnsurePartition("p")
+	require.Equal(t, []int64{4, 0}, counts(), "reserved ones are in use")
+	f.put(names(6), "x")
+	require.Equal(t, []int64{6, 0}, counts())
+	f.FinishClear(f.StartClearKeys("p", names(2)))
+	require.Equal(t, []int64{4, 2}, counts())
+	f.put([]string{"again"}, "x")
+	require.Equal(t, []int64{5, 1}, counts())
 }

@@ -28,6 +28,7 @@ type modelPartition struct {
 	samples  map[schema.Sample]*modelSample
 	reserved []int64
 	order    []string
+	born     []schema.Sample // all that ever came to be
 	fields   []string
 	types    map[string]schema.DType
 }
@@ -275,6 +276,7 @@ func (m *modelRun) recordNew(w *Write, p *modelPartition, a *Applied) {
 			require.False(m.t, m.given[s], "%v was another sample once", s)
 			m.given[s] = true
 			p.samples[s] = &modelSample{}
+			p.born = append(p.born, s)
 			if w.Keys != nil {
 				p.samples[s].key = w.Keys[i]
 				p.order = append(p.order, w.Keys[i])
@@ -492,9 +494,20 @@ func (m *modelRun) compare() {
 			require.NoError(m.t, msgpack.Unmarshal(l.Tags[i], &got))
 			require.Equal(m.t, p.byKey(key).tags, got)
 		}
+		m.compareBirths(l.Name, p)
 		m.compareStatus(l.Name, p)
 		m.compareRows(l.Name, p)
 	}
+}
+
+func (m *modelRun) compareBirths(name string, p *modelPartition) {
+	var want []int64
+	for _, s := range p.born {
+		if p.samples[s] != nil {
+			want = append(want, s.Index)
+		}
+	}
+	require.Equal(m.t, want, slices.Collect(m.c.ready(m.c.partitions[name], nil, "").Born()))
 }
 
 func (m *modelRun) compareStatus(name string, p *modelPartition) {

@@ -34,6 +34,8 @@ type PartitionState struct {
 	Tags     [][]byte
 	Fields   []FieldState // in the order of registration
 	Tasks    []TaskState  // by name
+	Births   []int64      // see BirthOrder
+	Complete bool
 }
 
 // FieldState is one field: its type, and who holds it with which shapes. A field without holders has no type.
@@ -91,6 +93,7 @@ func (s *State) addUsed(i int64, generation uint32) {
 func (c *Catalog) exportPartition(p *partition) PartitionState {
 	reserved := bitset.Query{All: []*bitset.Set{&p.owned}, Not: []*bitset.Set{&p.active}}
 	out := PartitionState{Name: p.name, Reserved: c.Samples(reserved.Append(nil, -1)), Samples: c.Samples(p.active.Members(nil))}
+	out.Births, out.Complete = c.BirthOrder(p.name)
 	for _, i := range p.registered {
 		if i != newRow {
 			out.Keyed, out.Keys = append(out.Keyed, i), append(out.Keys, c.keys.get(i))

@@ -23,6 +23,7 @@ func cloneParts(parts map[string]*modelPartition) map[string]*modelPartition {
 	out := map[string]*modelPartition{}
 	for name, p := range parts {
 		q := &modelPartition{samples: map[schema.Sample]*modelSample{}, types: maps.Clone(p.types)}
+		q.born = slices.Clone(p.born)
 		q.reserved, q.order, q.fields = slices.Clone(p.reserved), slices.Clone(p.order), slices.Clone(p.fields)
 		for s, row := range p.samples {
 			copied := *row
@@ -69,6 +70,9 @@ func (m *modelRun) load() {
 			require.False(m.t, now != s && m.given[now], "%v was another sample once", now)
 			m.given[now] = true
 			samples[now] = row
+			if at := slices.Index(p.born, s); now != s {
+				p.born[at] = now
+			}
 		}
 		p.samples = samples
 	}

@@ -99,6 +99,7 @@ func (c *Catalog) Partitions() []string {
 type Summary struct {
 	Name     string
 	Samples  int
+	Produced int // samples that have a field
 	Keys     int
 	Fields   []string // sorted, those that some sample has
 	Tasks    []string // sorted
@@ -110,11 +111,14 @@ func (c *Catalog) Summary() []Summary {
 	out := make([]Summary, len(c.order))
 	for i, p := range c.order {
 		s := Summary{Name: p.name, Samples: p.active.Count(), Keys: p.keyed.Count(), Fields: []string{}}
+		bare := bitset.Query{All: []*bitset.Set{&p.active}}
 		for _, f := range p.sorted {
+			bare.Not = append(bare.Not, &f.has)
 			if f.has.Count() > 0 {
 				s.Fields = append(s.Fields, f.name)
 			}
 		}
+		s.Produced = s.Samples - bare.Count(-1)
 		s.Tasks = slices.Sorted(maps.Keys(p.consumed))
 		for _, task := range s.Tasks {
 			s.Consumed = append(s.Consumed, int64(p.consumed[task].Count()))
@@ -122,4 +126,24 @@ func (c *Catalog) Summary() []Summary {
 		out[i] = s
 	}
 	return out
+}
+
+// Stream reports whether the production of a partition was declared complete, and whether the task has consumed all its
+// samples then. Read-only.
+func (c *Catalog) Stream(partition, task string) (completed, drained bool) {
+	p := c.partitions[partition]
+	if p == nil || !p.complete {
+		return false, false
+	}
+	consumed := 0
+	if done := p.consumed[task]; done != nil {
+		consumed = done.Count()
+	}
+	return true, consumed == p.active.Count()
+}
+
+// Indexes counts the indexes in use, reserved ones included, and those that were in use and are free. Read-only.
+func (c *Catalog) Indexes() (allocated, reusable int64) {
+	allocated = int64(c.indexes.Used())
+	return allocated, c.everUsed - allocated
 }

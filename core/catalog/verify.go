@@ -27,6 +27,9 @@ func (c *Catalog) Verify() error {
 		if err := p.verifyFields(); err != nil {
 			return fmt.Errorf("partition %q: %w", p.name, err)
 		}
+		if err := p.births.verify(&p.active); err != nil {
+			return fmt.Errorf("partition %q: %w", p.name, err)
+		}
 	}
 	if len(owners) != c.indexes.Used() {
 		return fmt.Errorf("%d indexes in use, %d belong to partitions", c.indexes.Used(), len(owners))
@@ -72,6 +75,30 @@ func (c *Catalog) verifyIndexes(p *partition, owners map[int64]string, slots *[n
 		if n := len(s.Members(nil)); n != s.Count() {
 			return fmt.Errorf("%s has %d members, counted %d", name, n, s.Count())
 		}
+	}
+	return nil
+}
+
+// verify checks that every active sample lies in one stretch, and that births ascend.
+func (b *births) verify(active *bitset.Set) error {
+	var inside bitset.Set
+	next := int64(0)
+	for _, s := range b.list {
+		if s.from >= s.to || s.to > b.high || s.birth < next {
+			return fmt.Errorf("stretch %v below index %d and from birth %d", s, b.high, next)
+		}
+		next = s.birth + s.to - s.from
+		for i := s.from; i < s.to; i++ {
+			if !inside.Add(i) {
+				return fmt.Errorf("index %d lies in two stretches", i)
+			}
+		}
+	}
+	if next > b.next {
+		return fmt.Errorf("birth %d is above the next one, %d", next, b.next)
+	}
+	if extra := (bitset.Query{All: []*bitset.Set{active}, Not: []*bitset.Set{&inside}}).Append(nil, 3); extra != nil {
+		return fmt.Errorf("indexes %v were never born", extra)
 	}
 	return nil
 }

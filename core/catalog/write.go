@@ -20,6 +20,7 @@ type Write struct {
 	Columns []schema.Column // valid ones; of an update: to Check the new values, to Apply what is stored
 	Tags    [][]byte        // nil, or per row a msgpack map that is merged onto the stored one, or nothing
 	Update  bool            // rows and fields must exist already
+	Last    bool            // the partition's production is complete with this write
 	// Unwatched leaves Applied.Events out, which nobody asks for.
 	Unwatched bool
 }

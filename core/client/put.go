@@ -22,6 +22,7 @@ type putBody struct {
 	Update    bool
 	Merge     string
 	Callable  []byte
+	Last      bool
 }
 
 // grantPatience is how long Start waits for unit memory on the caller's thread. When the unit is full the bytes are copied
@@ -38,7 +39,7 @@ func (c *Client) startPut(ctx context.Context, req *Request, done func(*Result))
 	}
 	put := &wire.PutRequest{
 		Partition: body.Partition, Keys: body.Keys, Samples: body.Samples, Insert: body.Insert, Tags: body.Tags,
-		Update: body.Update, Merge: body.Merge, Callable: body.Callable,
+		Update: body.Update, Merge: body.Merge, Callable: body.Callable, Last: body.Last,
 	}
 	inputs := make([]*foreign.Input, len(req.Columns))
 	for i, field := range body.Fields {

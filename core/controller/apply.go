@@ -30,11 +30,13 @@ func (c *call) abort() (any, error) {
 		t.abort()
 	}
 	c.client.callOff(c, r.Txn)
+	c.observe(tqerr.OK)
 	return nil, errLater
 }
 
 // apply makes a staged write visible, or hands it to what computes its bytes first.
 func (c *call) apply(t *txn) (any, error) {
+	c.samples = t.rows
 	if t.transforms() {
 		return c.transform(t)
 	}

@@ -61,6 +61,7 @@ func bodies() map[wire.Op]any {
 		wire.OpSetTags:      &wire.SetTagsRequest{Partition: p, Samples: samples, Tags: wire.List{[]byte("\x80")}},
 		wire.OpConsumption:  &wire.TaskRequest{Partition: p, Task: "t"}, wire.OpResetConsumption: &wire.TaskRequest{Partition: p},
 		wire.OpProduction: &wire.ProductionRequest{Partition: p, Fields: wire.Strings{"x"}},
+		wire.OpProgress:   &wire.TaskRequest{Partition: p, Task: "t"},
 	}
 }
 

@@ -11,6 +11,9 @@ func (c *call) clear() (any, error) {
 	if err := c.decode(&r); err != nil {
 		return nil, err
 	}
+	if r.Fields != nil {
+		c.kind = kindClearFields
+	}
 	s := c.s
 	var samples []schema.Sample
 	if r.Samples != nil {
@@ -32,11 +35,23 @@ func (c *call) clear() (any, error) {
 		default:
 			cl = s.mu.cat.StartClearKeys(r.Partition, r.Keys)
 		}
+		c.samples = len(cl.Samples)
 		s.deleteLocked(cl)
+		if r.Fields == nil {
+			s.mu.sampler.Cleared(r.Partition, indexesOf(cl.Samples))
+		}
 		s.mu.cat.FinishClear(cl)
 		s.changed(cl.Partition, cl.Events)
 		return nil, nil
 	}})
+}
+
+func indexesOf(samples []schema.Sample) []int64 {
+	out := make([]int64, len(samples))
+	for i, s := range samples {
+		out[i] = s.Index
+	}
+	return out
 }
 
 // deleteLocked deletes on the units what the catalog has hidden already.
@@ -58,9 +73,10 @@ func (c *call) clearPartition() (any, error) {
 	cells := func() *writeSet { return newWriteSet(r.Partition, nil, nil, true) }
 	return c.writing(instant{cells: cells, do: func() (any, error) {
 		cl := s.mu.cat.StartClearPartition(r.Partition)
+		c.samples = len(cl.Samples)
 		s.deleteLocked(cl)
 		s.mu.cat.FinishClear(cl)
-		s.opts.Sampler.ClearPartition(r.Partition)
+		s.mu.sampler.ClearPartition(r.Partition)
 		s.changed(cl.Partition, cl.Events)
 		return nil, nil
 	}})

@@ -8,7 +8,6 @@ import (
 
 	"transferqueue/core/catalog"
 	"transferqueue/core/guard"
-	"transferqueue/core/schema"
 	"transferqueue/core/snapshot"
 	"transferqueue/core/store"
 	"transferqueue/core/tqerr"
@@ -39,17 +38,14 @@ func (k *cut) release() {
 }
 
 // takeCut takes the cut of everything. Writers wait for it, readers do not.
-func (s *Server) takeCut() (*cut, error) {
+func (s *Server) takeCut(ctx context.Context) (*cut, error) {
 	s.saves.cutting.Lock()
 	defer s.saves.cutting.Unlock()
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	sampler, err := s.opts.Sampler.Save()
-	if err != nil {
-		return nil, err
-	}
-	k := &cut{id: snapshot.NewCut(), state: s.mu.cat.Export(), sampler: sampler}
-	return k, k.leaseLocked(s, s.mu.cat.Groups())
+	k := &cut{id: snapshot.NewCut()}
+	return k, s.CutWithSampler(ctx, func(_ string, state []byte) error {
+		k.state, k.sampler = s.mu.cat.Export(), state
+		return k.leaseLocked(s, s.mu.cat.Groups())
+	})
 }
 
 // leaseLocked leases the cells of groups, all or none.
@@ -239,12 +235,4 @@ func placesOf(shares []share, columns int) (places [][]byte) {
 		}
 	}
 	return places
-}
-
-func indexesOf(samples []schema.Sample) []int64 {
-	out := make([]int64, len(samples))
-	for i, s := range samples {
-		out[i] = s.Index
-	}
-	return out
 }

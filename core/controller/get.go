@@ -38,6 +38,7 @@ func (c *call) get() (any, error) {
 		return nil, err
 	}
 	reply := &wire.GetReply{Rows: len(r.sel.Samples), Columns: columns}
+	c.samples = reply.Rows
 	total := int64(0)
 	for i := range columns {
 		column := schema.Column(columns[i].Column)

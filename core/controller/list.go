@@ -41,32 +41,47 @@ func (c *call) await(partition string, try func() bool, result func() (any, erro
 		s.mu.Unlock()
 		return result()
 	}
-	w := &waiter{ctx: c.ctx, try: try, done: make(chan struct{})}
-	s.mu.waiters[partition] = append(s.mu.waiters[partition], w)
+	w := s.parkLocked(c.ctx, partition, try)
 	s.mu.Unlock()
 	return c.later(func(ctx context.Context) (any, error) {
-		select {
-		case <-w.done:
-			return result()
-		case <-ctx.Done():
+		if err := s.until(ctx, w, partition, doing); err != nil {
+			return nil, err
 		}
-		s.mu.Lock()
-		list := slices.DeleteFunc(s.mu.waiters[partition], func(o *waiter) bool { return o == w })
-		if s.mu.waiters[partition] = list; len(list) == 0 {
-			delete(s.mu.waiters, partition)
-		}
-		s.mu.Unlock()
-		select {
-		case <-w.done: // it was met while time ran out: what it took is taken
-			return result()
-		default:
-			return nil, ctxError(ctx, doing)
-		}
+		return result()
 	})
+}
+
+// parkLocked begins to wait for changes of a partition.
+func (s *Server) parkLocked(ctx context.Context, partition string, try func() bool) *waiter {
+	w := &waiter{ctx: ctx, try: try, done: make(chan struct{})}
+	s.mu.waiters[partition] = append(s.mu.waiters[partition], w)
+	return w
+}
+
+// until waits for what was parked. It is met also when that happens while time runs out: what it took is taken.
+func (s *Server) until(ctx context.Context, w *waiter, partition, doing string) error {
+	select {
+	case <-w.done:
+		return nil
+	case <-ctx.Done():
+	}
+	s.mu.Lock()
+	list := slices.DeleteFunc(s.mu.waiters[partition], func(o *waiter) bool { return o == w })
+	if s.mu.waiters[partition] = list; len(list) == 0 {
+		delete(s.mu.waiters, partition)
+	}
+	s.mu.Unlock()
+	select {
+	case <-w.done:
+		return nil
+	default:
+		return ctxError(ctx, doing)
+	}
 }
 
 // changed serves waiters and watches of a partition. Called with mu held after every change.
 func (s *Server) changed(partition string, events []catalog.Event) {
+	s.mu.changes++
 	if list := s.mu.waiters[partition]; len(list) > 0 {
 		list = slices.DeleteFunc(list, func(w *waiter) bool {
 			met := w.ctx.Err() == nil && w.try()

@@ -2,11 +2,13 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"path/filepath"
 	"sync"
 
 	"transferqueue/core/catalog"
 	"transferqueue/core/internal/vfs"
+	"transferqueue/core/sampler"
 	"transferqueue/core/snapshot"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/wire"
@@ -180,9 +182,54 @@ func (l *loading) stage(rows *snapshot.Rows) ([][]byte, error) {
 	return placesOf(shares, len(rows.Columns)), nil
 }
 
-// swapIn makes a checkpoint visible in the place of everything that is there, at once. Slow writers that came first are
-// waited for: what they have computed is of cells that are about to go.
+// swapIn makes a checkpoint visible in the place of everything that is there, at once. A sampler that Python runs gets its
+// state before, since it cannot be called with the catalog locked; while its turn is ours it picks nothing.
 func (s *Server) swapIn(ctx context.Context, l *loading) error {
+	python, isPython := s.Sampler().(*sampler.Python)
+	if !isPython {
+		return s.swapWhenQuiet(ctx, l, func() error {
+			if _, now := s.mu.sampler.(*sampler.Python); now {
+				return errOtherSampler
+			}
+			return wrongSampler(s.mu.sampler.Load(l.sampler))
+		})
+	}
+	done, err := python.Turn(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	before, err := python.SaveInTurn(ctx)
+	if err != nil {
+		return err
+	}
+	if err := python.LoadInTurn(ctx, l.sampler); err != nil {
+		return wrongSampler(err)
+	}
+	err = s.swapWhenQuiet(ctx, l, func() error {
+		if s.mu.sampler != sampler.Sampler(python) {
+			return errOtherSampler
+		}
+		return nil
+	})
+	if err != nil {
+		return errors.Join(err, python.LoadInTurn(context.WithoutCancel(ctx), before))
+	}
+	return nil
+}
+
+var errOtherSampler error = tqerr.New(tqerr.Unavailable, "another sampler was registered meanwhile, try again")
+
+func wrongSampler(err error) error {
+	if err == nil {
+		return nil
+	}
+	return tqerr.Wrap(tqerr.CodeOf(err), err, "the sampler of this session does not take the state of the one that was saved")
+}
+
+// swapWhenQuiet waits for slow writers that came first, whose cells are about to go, and swaps. ready is the last thing that
+// may fail; it is called with mu held.
+func (s *Server) swapWhenQuiet(ctx context.Context, l *loading, ready func() error) error {
 	set := &writeSet{all: true, granted: make(chan struct{})}
 	s.mu.Lock()
 	s.mu.writes.enter(set)
@@ -196,9 +243,14 @@ func (s *Server) swapIn(ctx context.Context, l *loading) error {
 	if err := s.mu.cat.Fits(l.restored); err != nil {
 		return err
 	}
-	if err := s.opts.Sampler.Load(l.sampler); err != nil {
-		return tqerr.Wrap(tqerr.CodeOf(err), err, "the sampler of this session does not take the state of the one that was saved")
+	if err := ready(); err != nil {
+		return err
 	}
+	s.swapLocked(l)
+	return nil
+}
+
+func (s *Server) swapLocked(l *loading) {
 	events := map[string][]catalog.Event{}
 	for _, name := range s.mu.cat.Partitions() {
 		cl := s.mu.cat.StartClearPartition(name)
@@ -215,7 +267,6 @@ func (s *Server) swapIn(ctx context.Context, l *loading) error {
 		}
 	}
 	s.tellAllLocked(events)
-	return nil
 }
 
 // tellAllLocked serves all waiters, and tells all watches what has gone and what is there now.

@@ -13,7 +13,7 @@ func metaReply(d *catalog.Described) *wire.MetaReply {
 		return reply
 	}
 	reply.Indexes, reply.Generations = indexLists(d.Samples)
-	reply.Status, reply.Tags = d.Status, d.Tags
+	reply.Status, reply.Tags, reply.End = d.Status, d.Tags, d.End
 	for i := range d.Columns {
 		reply.Columns = append(reply.Columns, wire.Column(d.Columns[i]))
 	}
@@ -71,24 +71,6 @@ func (c *call) insert(r *wire.MetaRequest) (any, error) {
 		d.Columns = append(d.Columns, schema.Column{Field: f, Rows: r.BatchSize})
 	}
 	return metaReply(d), nil
-}
-
-func (c *call) fetch(r *wire.MetaRequest) (any, error) {
-	var got *catalog.Described
-	var failed error
-	request := catalog.FetchRequest{Partition: r.Partition, Fields: r.Fields, N: r.BatchSize, Task: r.Task, Sampling: r.Sampling}
-	try := func() bool {
-		got, failed = c.s.mu.cat.Fetch(request, c.s.opts.Sampler)
-		return got != nil || failed != nil
-	}
-	if c.s.opts.Polling {
-		c.s.mu.Lock()
-		defer c.s.mu.Unlock()
-		try()
-		return metaReply(got), failed
-	}
-	return c.await(r.Partition, try, func() (any, error) { return metaReply(got), failed },
-		"waiting for enough samples of partition \""+r.Partition+"\"")
 }
 
 func (c *call) retrieveMeta() (any, error) {
@@ -163,6 +145,7 @@ func (c *call) resetConsumption() (any, error) {
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
 	c.s.mu.cat.ResetConsumption(r.Partition, r.Task)
+	c.s.mu.sampler.Reset(r.Partition, r.Task)
 	c.s.changed(r.Partition, nil)
 	return nil, nil
 }
@@ -204,7 +187,29 @@ func (s *Server) unitInfos() []wire.UnitInfo {
 	return out
 }
 
-func (c *call) config() (any, error) { return &wire.ConfigReply{Config: c.s.opts.Config}, nil }
+func (c *call) config() (any, error) {
+	o := &c.s.opts
+	return &wire.ConfigReply{Config: *c.s.blob.Load(), Session: o.Session, PID: o.PID, Host: o.Host}, nil
+}
+
+func (c *call) storeConfig() (any, error) {
+	var r wire.StoreConfigRequest
+	err := c.decode(&r)
+	if err == nil {
+		c.s.blob.Store(&r.Config)
+	}
+	return nil, err
+}
+
+func (c *call) createPartition() (any, error) {
+	var r wire.PartitionRequest
+	if err := c.decode(&r); err != nil {
+		return nil, err
+	}
+	c.s.mu.Lock()
+	defer c.s.mu.Unlock()
+	return &wire.CreatedReply{Created: c.s.mu.cat.EnsurePartition(r.Partition)}, nil
+}
 
 func (c *call) status() (any, error) {
 	s := c.s

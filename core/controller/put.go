@@ -49,7 +49,7 @@ func (c *call) newTxn() (*txn, error) {
 		return nil, err
 	}
 	r := t.req
-	w := catalog.Write{Partition: r.Partition, Keys: r.Keys, Insert: r.Insert, Tags: r.Tags, Update: r.Update}
+	w := catalog.Write{Partition: r.Partition, Keys: r.Keys, Insert: r.Insert, Tags: r.Tags, Update: r.Update, Last: r.Last}
 	for i := range r.Columns {
 		w.Columns = append(w.Columns, schema.Column(r.Columns[i]))
 	}
@@ -61,6 +61,9 @@ func (c *call) newTxn() (*txn, error) {
 	t.write = w
 	if len(r.Callable) > 0 && len(w.Columns) == 0 {
 		return nil, tqerr.New(tqerr.InvalidArgument, "a callable needs columns to work on")
+	}
+	if r.Inline || len(r.Columns) == 0 {
+		c.kind = kind(wire.OpCommit)
 	}
 	if r.Inline {
 		t.inline = c.req.Payload
@@ -298,6 +301,8 @@ func (t *txn) couldFit() bool {
 func (c *call) whenRoom(ctx context.Context, try func() error) error {
 	waiting, cancel := context.WithTimeout(ctx, c.s.opts.PutWait)
 	defer cancel()
+	c.s.metrics.waitingPuts.Add(1)
+	defer c.s.metrics.waitingPuts.Add(-1)
 	for {
 		freed := c.s.room.wait()
 		err := try()

@@ -18,10 +18,10 @@ import (
 // moody is a sampler that fails or panics for some tasks.
 type moody struct{ sampler.Sequential }
 
-func (m moody) Sample(ready sampler.Ready, r sampler.Request) (sampled, consumed []int64, err error) {
+func (m moody) Sample(ready sampler.Ready, r sampler.Request) (sampler.Pick, error) {
 	switch r.Task {
 	case "fails":
-		return nil, nil, errors.New("rank 9 of 4")
+		return sampler.Pick{}, errors.New("rank 9 of 4")
 	case "panics":
 		panic("forced")
 	}

@@ -177,7 +177,7 @@ func (c *call) saveBegin(ctx context.Context, r *wire.SaveRequest) (any, error) 
 		s.saves.Lock()
 		v.staging = staging
 		s.saves.Unlock()
-		v.cut, err = s.takeCut()
+		v.cut, err = s.takeCut(ctx)
 	}
 	v.mu.Unlock()
 	if err == nil {
@@ -199,7 +199,7 @@ func (c *client) isGone() bool {
 	return c.mu.gone
 }
 
-func (c *call) saveState(_ context.Context, r *wire.SaveRequest) (any, error) {
+func (c *call) saveState(ctx context.Context, r *wire.SaveRequest) (any, error) {
 	s := c.s
 	if v := c.partOf(r.Path); v != nil {
 		v.mu.Lock()
@@ -211,7 +211,7 @@ func (c *call) saveState(_ context.Context, r *wire.SaveRequest) (any, error) {
 		v.state = err == nil
 		return nil, err
 	}
-	k, err := s.takeCut()
+	k, err := s.takeCut(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -242,7 +242,7 @@ func (c *call) saveValues(ctx context.Context, r *wire.SaveRequest) (any, error)
 	if err != nil {
 		return nil, err
 	}
-	k, err := s.takeCut()
+	k, err := s.takeCut(ctx)
 	if err == nil {
 		defer k.release()
 		// The folder is there already, so that it could be locked.

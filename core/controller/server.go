@@ -13,10 +13,12 @@ import (
 	"context"
 	"math"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"transferqueue/core/catalog"
 	"transferqueue/core/guard"
+	"transferqueue/core/internal/metrics"
 	"transferqueue/core/internal/vfs"
 	"transferqueue/core/sampler"
 	"transferqueue/core/store"
@@ -44,14 +46,19 @@ type Unit interface {
 type Options struct {
 	Units       []Unit
 	Sampler     sampler.Sampler
-	Polling     bool // an unsatisfiable fetch returns nothing at once
+	Python      sampler.Runner // runs samplers that are registered later
+	SamplerTime time.Duration  // limit of a call of such a sampler
+	Polling     bool           // an unsatisfiable fetch returns nothing at once
 	PreAllocate int
 	SampleLimit int64         // samples over all units, 0: none
 	PutWait     time.Duration // how long a put waits for room
-	Config      []byte        // what OpConfig answers
+	Config      []byte        // what OpConfig answers, until OpStoreConfig replaces it
 	Version     string
 	PID         int
 	FS          vfs.FS // of checkpoints; nil: the machine's
+	Session     string // identity
+	Host        string
+	Jobs        func() int // calls of Python functions that no thread has taken; nil: none
 }
 
 // Server is the controller of a session.
@@ -66,6 +73,8 @@ type Server struct {
 	mu struct {
 		sync.RWMutex
 		cat     *catalog.Catalog
+		sampler sampler.Sampler
+		changes uint64 // counts what may make a waiting request go on
 		writes  writeSets
 		waiters map[string][]*waiter
 		watches map[string][]*watch
@@ -74,13 +83,16 @@ type Server struct {
 		sync.Mutex
 		byID map[uint64]*client
 	}
-	room  roomSignal
-	saves saves
+	room    roomSignal
+	saves   saves
+	metrics counters
+	blob    atomic.Pointer[[]byte] // configuration of the session
 }
 
 // New starts a server over units that nobody else uses.
 func New(o Options) *Server {
-	s := &Server{opts: o, units: map[uint32]Unit{}, order: o.Units, started: time.Now()}
+	s := &Server{opts: o, units: map[uint32]Unit{}, order: make([]Unit, len(o.Units)), started: time.Now()}
+	s.metrics.requests = make([]metrics.Series, numKinds)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.room.init()
 	s.saves.open = map[saveKey]*save{}
@@ -89,12 +101,15 @@ func New(o Options) *Server {
 	if s.opts.FS == nil {
 		s.opts.FS = vfs.OS{}
 	}
+	s.blob.Store(&s.opts.Config)
 	s.mu.cat = catalog.New(catalog.Options{PreAllocate: max(o.PreAllocate, 1), SampleLimitPerUnit: s.sampleLimit()})
+	s.mu.sampler = o.Sampler
 	s.mu.waiters = map[string][]*waiter{}
 	s.mu.watches = map[string][]*watch{}
 	s.clients.byID = map[uint64]*client{}
-	for _, u := range o.Units {
-		s.units[u.ID()] = u
+	for i, u := range o.Units {
+		u = meter(u)
+		s.order[i], s.units[u.ID()] = u, u
 		s.mu.cat.AddUnit(u.ID(), u.Host())
 		u.OnFree(s.room.signal)
 	}
@@ -143,6 +158,7 @@ type call struct {
 	req    *wire.Request
 	reply  func(*wire.Reply) // of the transport
 	undo   func()            // set by a handler: gives back what its reply grants
+	measured
 }
 
 // takeBack undoes what a reply grants that nobody will get.
@@ -177,6 +193,7 @@ var handlers = map[wire.Op]handler{
 	wire.OpConsumption:      (*call).consumption,
 	wire.OpResetConsumption: (*call).resetConsumption,
 	wire.OpProduction:       (*call).production,
+	wire.OpProgress:         (*call).progress,
 	wire.OpPartitions:       (*call).partitions,
 	wire.OpUnits:            (*call).listUnits,
 	wire.OpConfig:           (*call).config,
@@ -185,6 +202,11 @@ var handlers = map[wire.Op]handler{
 	wire.OpLoadCheckpoint:   (*call).loadCheckpoint,
 	wire.OpDumpRows:         (*call).dumpRows,
 	wire.OpLoadRows:         (*call).loadRows,
+	wire.OpCreatePartition:  (*call).createPartition,
+	wire.OpStoreConfig:      (*call).storeConfig,
+	wire.OpRegisterSampler:  (*call).registerSampler,
+	wire.OpStream:           (*call).stream,
+	wire.OpMetrics:          (*call).metrics,
 }
 
 // Serve implements transport.Handler.
@@ -215,6 +237,7 @@ func (s *Server) Serve(ctx context.Context, peer transport.Peer, req *wire.Reque
 
 // run calls the handler.
 func (c *call) run() {
+	c.measured = measured{kind: kind(c.req.Op), began: time.Now()}
 	result, err := c.handle(c)
 	c.finish(result, err)
 }
@@ -231,6 +254,7 @@ func (c *call) finish(result any, err error) {
 		return
 	}
 	reply := c.makeReply(result, err)
+	c.observe(reply.Code)
 	if c.req.Sequence == 0 {
 		c.reply(reply)
 		return

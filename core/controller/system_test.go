@@ -38,6 +38,7 @@ type setup struct {
 	polling bool
 	putWait time.Duration
 	sampler sampler.Sampler // nil: Sequential
+	python  string          // name of a sampler that Python runs
 }
 
 // system is a controller with real units behind a network in memory.
@@ -75,11 +76,14 @@ func start(t *testing.T, o setup) *system {
 		require.NoError(t, err)
 		s.units, units = append(s.units, u), append(units, u)
 	}
+	if o.python != "" {
+		o.sampler = sampler.NewPython(o.python, []byte(o.python), s.jobs, time.Minute)
+	}
 	if o.sampler == nil {
 		o.sampler = sampler.Sequential{}
 	}
 	s.server = controller.New(controller.Options{
-		Units: units, Sampler: o.sampler, Polling: o.polling, SampleLimit: o.samples, PutWait: o.putWait,
+		Units: units, Sampler: o.sampler, Python: s.jobs, SamplerTime: time.Minute, Polling: o.polling, SampleLimit: o.samples, PutWait: o.putWait,
 	})
 	s.net = memnet.New(1, s.server)
 	return s
@@ -241,6 +245,7 @@ type write struct {
 	Update    bool
 	Merge     string
 	Callable  []byte
+	Last      bool
 }
 
 // batch is a put or an update with its columns.

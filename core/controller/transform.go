@@ -154,7 +154,7 @@ func (t *txn) store(set *writeSet, results []*unit.Transformed) (*wire.PutReply,
 
 func (t *txn) transformShare(ctx context.Context, sh *share, samples []schema.Sample, stage stager) (*unit.Transformed, error) {
 	staging := func(columns []schema.Column) (store.Staged, error) {
-		return stage(ctx, sh.unit, t.write.Partition, columns)
+		return stage(ctx, unmetered(sh.unit), t.write.Partition, columns)
 	}
 	keys := pickRuns(t.write.Keys, sh.runs)
 	if !t.req.Update {

@@ -54,6 +54,27 @@ func TestTwoFetchesShareWhatComes(t *testing.T) {
 	})
 }
 
+func (u *user) progress(partition, task string) wire.ProgressReply {
+	u.t.Helper()
+	var reply wire.ProgressReply
+	u.ask(wire.OpProgress, &wire.TaskRequest{Partition: partition, Task: task}, &reply)
+	return reply
+}
+
+func TestProgressOfATask(t *testing.T) {
+	with(t, setup{}, func(t *testing.T, s *system) {
+		u := s.user()
+		require.Equal(t, wire.ProgressReply{}, u.progress("p", "task"))
+		u.put(s.rows(narrow, keysOf(3), 1, 2, 3))
+		require.Equal(t, wire.ProgressReply{Known: true, Samples: 3}, u.progress("p", "task"))
+		u.fetch("task", 2, 0).indexes(t)
+		require.Equal(t, wire.ProgressReply{Known: true, Samples: 3, Consumed: 2}, u.progress("p", "task"))
+		require.Equal(t, wire.ProgressReply{Known: true, Samples: 3}, u.progress("p", "other"))
+		u.clear("k0")
+		require.Equal(t, wire.ProgressReply{Known: true, Samples: 2, Consumed: 1}, u.progress("p", "task"))
+	})
+}
+
 func (u *user) consumed(task string) []byte {
 	u.t.Helper()
 	var reply wire.StatusReply

@@ -1,5 +1,5 @@
-// Package jobs hands work that needs a Python interpreter to threads that pull it: merge functions of updates and parsers
-// of puts. The core never calls Python; a Python thread blocks in Next, runs the callable, and gives the result back with
+// Package jobs hands work that needs a Python interpreter to threads that pull it: merge functions of updates, parsers of
+// puts, and samplers. The core never calls Python; a Python thread blocks in Next, runs the callable, and gives the result back with
 // Done or Fail.
 //
 // # States of a job
@@ -33,16 +33,21 @@ type Kind uint32
 
 // Kinds of jobs; the numbers are those of tq_job.kind.
 const (
-	Merge Kind = iota + 1 // columns are the stored ones, then the new ones
-	Parse                 // columns are those of a put
+	Merge  Kind = iota + 1 // columns are the stored ones, then the new ones
+	Parse                  // columns are those of a put
+	Sample                 // no columns: a call of a sampler, whose answer is one object
 )
 
 // String names the callable as users know it.
 func (k Kind) String() string {
-	if k == Merge {
+	switch k {
+	case Merge:
 		return "merge_fn"
+	case Sample:
+		return "sampler"
+	default:
+		return "data_parser"
 	}
-	return "data_parser"
 }
 
 // Data is one column with its bytes, rows tightly packed. The bytes belong to whoever holds the Data.
@@ -60,6 +65,7 @@ type Job struct {
 	Keys      []string // nil when the rows have no keys
 	Rows      int
 	Columns   []Data // in buffers of Gather
+	Request   []byte // what a sampler is asked, see package sampler
 
 	done chan outcome // has room for the one outcome
 	// Guarded by Queue.mu.
@@ -163,6 +169,9 @@ func (q *Queue) giveUp(job *Job) {
 	default:
 	}
 }
+
+// Waiting is the number of jobs that no thread has taken.
+func (q *Queue) Waiting() int { return len(q.waiting) }
 
 // Next waits for a job. DeadlineExceeded when there is none in time, InvalidState when the queue was closed.
 func (q *Queue) Next(timeout time.Duration) (*Job, error) {

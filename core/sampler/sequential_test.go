@@ -9,10 +9,11 @@ import (
 	"transferqueue/core/tqerr"
 )
 
-var _ sampler.Sampler = sampler.Sequential{}
+var _ sampler.Picker = sampler.Sequential{}
 
-// ready is a Ready of a given list that counts what was asked of it.
+// ready is a Ready of a given list that counts what was asked of it, and has no more than Sequential may need.
 type ready struct {
+	sampler.Ready
 	list []int64
 	all  int
 }
@@ -20,22 +21,27 @@ type ready struct {
 func (r *ready) Len() int            { return len(r.list) }
 func (r *ready) First(n int) []int64 { return r.list[:min(n, len(r.list))] }
 func (r *ready) All() []int64        { r.all++; return r.list }
-func (r *ready) Tags(int64) []byte   { return []byte{0x80} }
 
 func TestSequentialTakesTheFirstAndNeverBuildsTheWholeList(t *testing.T) {
 	view := &ready{list: []int64{3, 7, 9}}
-	sampled, consumed, err := sampler.Sequential{}.Sample(view, sampler.Request{N: 2})
+	pick, err := sampler.Sequential{}.Sample(view, sampler.Request{N: 2})
 	require.NoError(t, err)
-	require.Equal(t, []int64{3, 7}, sampled)
-	require.Equal(t, []int64{3, 7}, consumed)
+	require.Equal(t, sampler.Pick{Sampled: []int64{3, 7}, Consumed: []int64{3, 7}}, pick)
 	require.Zero(t, view.all)
 }
 
 func TestSequentialTakesNoneWhenThereAreTooFew(t *testing.T) {
-	sampled, consumed, err := sampler.Sequential{}.Sample(&ready{list: []int64{3}}, sampler.Request{N: 2})
+	pick, err := sampler.Sequential{}.Sample(&ready{list: []int64{3}}, sampler.Request{N: 2})
 	require.NoError(t, err)
-	require.Empty(t, sampled)
-	require.Empty(t, consumed)
+	require.Zero(t, pick)
+}
+
+func TestSequentialIgnoresRanks(t *testing.T) {
+	s := newStage(t, sampler.Sequential{})
+	s.put("p", false, ones(4)...)
+	require.Equal(t, span(0, 2), s.got(2, rank(-1, 0)))
+	require.Equal(t, span(2, 4), s.got(2, rank(-1, 0)))
+	s.refused(1, where{"token_budget": 3}, "StreamingTokenBudgetSampler", "SequentialSampler")
 }
 
 func TestSequentialHasNoState(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -136,6 +137,26 @@ func (p paths) write(r *rendezvous) error {
 		return tqerr.Wrap(tqerr.IO, err, "rendezvous file %s", p.file)
 	}
 	return nil
+}
+
+// unpublished is the socket of an owner without a rendezvous file. Its name says which process listens, so that one that
+// a dead process has left can be told; a namespace cannot begin with a dot.
+func (p paths) unpublished(session string) string {
+	return filepath.Join(p.dir, fmt.Sprintf(".%d.%s.sock", os.Getpid(), session[:8]))
+}
+
+// sweepUnpublished removes the sockets of unpublished owners at which nobody listens any more.
+func (p paths) sweepUnpublished() {
+	left, _ := filepath.Glob(filepath.Join(p.dir, ".[0-9]*.sock"))
+	for _, socket := range left {
+		conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket, Net: "unix"})
+		switch {
+		case err == nil:
+			_ = conn.Close()
+		case errors.Is(err, syscall.ECONNREFUSED):
+			_ = os.Remove(socket)
+		}
+	}
 }
 
 // sweep removes what owners that died have left. Called with the lock held.

@@ -42,6 +42,15 @@ type Config struct {
 	TimeoutMS   int64  `msgpack:"timeout_ms"`
 	Version     string `msgpack:"version"`
 	Key         uint64 `msgpack:"key"` // by which the caller may call it off while it waits
+
+	// Sampler chooses what a fetch hands out; a call of one that Python runs takes SamplerMS at most.
+	Sampler   sampler.Spec `msgpack:"sampler"`
+	SamplerMS int64        `msgpack:"sampler_timeout_ms"`
+
+	// Unpublished makes an owner that has neither lock nor rendezvous file: others attach by its socket and secret.
+	Unpublished bool   `msgpack:"unpublished"`
+	Socket      string `msgpack:"socket"` // with "attach": of the session to join, instead of the one in Dir
+	Secret      []byte `msgpack:"secret"`
 }
 
 // Info tells how a session was opened.
@@ -50,6 +59,8 @@ type Info struct {
 	Session string `msgpack:"session"`
 	PID     int    `msgpack:"pid"` // of the owner
 	Socket  string `msgpack:"socket"`
+	Secret  []byte `msgpack:"secret"`
+	Host    string `msgpack:"host"` // of the owner
 	Blob    []byte `msgpack:"config"`
 }
 
@@ -81,12 +92,19 @@ const (
 
 // Open joins or starts a session. It does not wait longer than the configured time, and says what it waited for.
 func Open(ctx context.Context, cfg *Config) (*Session, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(cfg.TimeoutMS)*time.Millisecond)
+	defer cancel()
+	if cfg.Socket != "" {
+		s, _, err := join(ctx, cfg.Socket, cfg.Secret)
+		return s, err
+	}
 	p, err := pathsOf(cfg.Dir, cfg.Namespace)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, time.Duration(cfg.TimeoutMS)*time.Millisecond)
-	defer cancel()
+	if cfg.Unpublished {
+		return own(cfg, p, nil)
+	}
 	for started := time.Now(); ; {
 		s, patience, err := attempt(ctx, cfg, p)
 		if s != nil || time.Since(started) >= patience {
@@ -144,25 +162,34 @@ func attach(ctx context.Context, p paths) (*Session, time.Duration, error) {
 	if err != nil {
 		return nil, takeover, err
 	}
+	s, patience, err := join(ctx, r.Socket, r.Secret)
+	if s != nil {
+		s.paths = p
+	}
+	return s, patience, err
+}
+
+// join attaches to the session behind a socket.
+func join(ctx context.Context, socket string, secret []byte) (*Session, time.Duration, error) {
 	id := client.NewID()
-	conn, err := local.Dial(ctx, r.Socket, r.Secret, id)
+	conn, err := local.Dial(ctx, socket, secret, id)
 	if err != nil {
 		return nil, whileUnavailable(ctx, err), err
 	}
-	s := &Session{conn: conn, Pool: bufpool.New(), paths: p}
-	s.Info = Info{Session: r.Session, PID: r.PID, Socket: r.Socket}
+	s := &Session{conn: conn, Pool: bufpool.New()}
 	reply, err := conn.Call(ctx, &wire.Request{Op: wire.OpConfig})
+	var config wire.ConfigReply
 	if err == nil {
-		var config wire.ConfigReply
-		if err = wire.Unmarshal(reply.Body, &config); err == nil {
-			s.Info.Blob = config.Config
-		}
+		err = wire.Unmarshal(reply.Body, &config)
 	}
 	if err != nil {
 		_ = conn.Close()
 		return nil, whileUnavailable(ctx, err), err
 	}
-	direct := func(ctx context.Context) (client.Direct, error) { return local.DialDirect(ctx, r.Socket, r.Secret, id) }
+	s.Info = Info{
+		Session: config.Session, PID: config.PID, Socket: socket, Secret: secret, Host: config.Host, Blob: config.Config,
+	}
+	direct := func(ctx context.Context) (client.Direct, error) { return local.DialDirect(ctx, socket, secret, id) }
 	s.Client = client.New(client.Options{Conn: conn, Pool: s.Pool, Direct: direct})
 	return s, 0, nil
 }
@@ -183,7 +210,9 @@ func own(cfg *Config, p paths, lock *os.File) (_ *Session, err error) {
 			_ = s.Close(time.Second)
 		}
 	}()
-	p.sweep()
+	if p.sweepUnpublished(); lock != nil {
+		p.sweep()
+	}
 	var id [8]byte
 	secret := make([]byte, 32)
 	_, _ = rand.Read(id[:])
@@ -200,15 +229,24 @@ func own(cfg *Config, p paths, lock *os.File) (_ *Session, err error) {
 		}
 		s.units, units = append(s.units, u), append(units, u)
 	}
+	session := hex.EncodeToString(id[:])
+	samplerTime := time.Duration(cfg.SamplerMS) * time.Millisecond
+	picks, err := sampler.Make(cfg.Sampler, s.Jobs, samplerTime)
+	if err != nil {
+		return nil, err
+	}
 	s.server = controller.New(controller.Options{
-		Units: units, Sampler: sampler.Sequential{}, Polling: cfg.Polling, PreAllocate: cfg.PreAllocate,
+		Units: units, Sampler: picks, Python: s.Jobs, SamplerTime: samplerTime, Polling: cfg.Polling, PreAllocate: cfg.PreAllocate,
 		SampleLimit: cfg.SampleLimit, PutWait: time.Duration(cfg.PutWaitMS) * time.Millisecond, Config: cfg.Blob,
-		Version: cfg.Version, PID: os.Getpid(),
+		Version: cfg.Version, PID: os.Getpid(), Session: session, Host: host, Jobs: s.Jobs.Waiting,
 	})
 	r := &rendezvous{
-		Format: rendezvousFormat, Protocol: wire.Version, Session: hex.EncodeToString(id[:]), PID: os.Getpid(), Secret: secret,
+		Format: rendezvousFormat, Protocol: wire.Version, Session: session, PID: os.Getpid(), Secret: secret,
+		Socket: p.prefix + session[:8] + ".sock",
 	}
-	r.Socket = p.prefix + r.Session[:8] + ".sock"
+	if lock == nil {
+		r.Socket = p.unpublished(session)
+	}
 	if s.socket, err = local.Listen(r.Socket, secret, s.server); err != nil {
 		return nil, err
 	}
@@ -217,7 +255,10 @@ func own(cfg *Config, p paths, lock *os.File) (_ *Session, err error) {
 		return nil, err
 	}
 	s.Client = client.New(client.Options{Conn: s.conn, Pool: s.Pool})
-	s.Info = Info{Owner: true, Session: r.Session, PID: r.PID, Socket: r.Socket, Blob: cfg.Blob}
+	s.Info = Info{Owner: true, Session: r.Session, PID: r.PID, Socket: r.Socket, Secret: secret, Host: host, Blob: cfg.Blob}
+	if lock == nil {
+		return s, nil
+	}
 	return s, p.write(r)
 }
 

@@ -431,3 +431,44 @@ func TestDataCrossesProcesses(t *testing.T) {
 	require.NotEmpty(t, owner.Descriptors())
 	require.NotEmpty(t, attached.Descriptors())
 }
+
+// Owners without a rendezvous file live beside the published one, and others attach by socket and secret.
+func TestUnpublishedOwners(t *testing.T) {
+	leaktest.Check(t)
+	cfg := config(t)
+	private := in(cfg, func(c *session.Config) { c.Unpublished = true })
+	first, second, published := open(t, private), open(t, private), open(t, cfg)
+	require.True(t, first.Info.Owner && second.Info.Owner && published.Info.Owner)
+	require.NotEqual(t, first.Info.Session, second.Info.Session)
+	by := func(info session.Info) *session.Config {
+		return in(cfg, func(c *session.Config) { c.Mode, c.Socket, c.Secret = "attach", info.Socket, info.Secret })
+	}
+	for _, owner := range []*session.Session{first, second, published} {
+		attached := open(t, by(owner.Info))
+		require.False(t, attached.Info.Owner)
+		require.Equal(t, owner.Info.Session, attached.Info.Session)
+		require.Equal(t, owner.Info.PID, attached.Info.PID)
+		require.Equal(t, owner.Info.Secret, attached.Info.Secret)
+		alive(t, attached)
+	}
+	wrong := by(first.Info)
+	wrong.Secret = []byte("guessed")
+	_, err := session.Open(context.Background(), wrong)
+	require.Error(t, err)
+	_, err = session.Open(context.Background(), in(by(first.Info), func(c *session.Config) { c.Socket += "x" }))
+	require.Equal(t, tqerr.Unavailable, tqerr.CodeOf(err))
+	require.ErrorContains(t, err, first.Info.Socket+"x")
+}
+
+// The socket that a killed unpublished owner leaves is removed by the next owner in its directory.
+func TestSocketsOfDeadUnpublishedOwnersAreSwept(t *testing.T) {
+	leaktest.Check(t)
+	cfg := in(config(t), func(c *session.Config) { c.Unpublished = true })
+	owner := spawn(t, cfg)()
+	require.Empty(t, owner.Err)
+	require.NoError(t, owner.cmd.Process.Kill())
+	_, _ = owner.cmd.Process.Wait()
+	require.FileExists(t, owner.Info.Socket)
+	alive(t, open(t, cfg))
+	require.NoFileExists(t, owner.Info.Socket)
+}

@@ -28,7 +28,7 @@ func example() (*catalog.State, []Rows, [][]byte) {
 		Used:    []catalog.UsedRun{{From: 0, Count: 5, Generation: 4}, {From: 5, Count: 2, Generation: 1}},
 		Partitions: []catalog.PartitionState{
 			{
-				Name: "p", Samples: samples, Reserved: []schema.Sample{{Index: 6, Generation: 1}},
+				Name: "p", Complete: true, Births: []int64{5, 6, 0, 3, 4, 1}, Samples: samples, Reserved: []schema.Sample{{Index: 6, Generation: 1}},
 				Keyed: []int64{5, 3}, Keys: []string{"b", "a"}, Tagged: []int64{3}, Tags: [][]byte{{0x81, 0xa1, 'n', 7}},
 				Fields: []catalog.FieldState{
 					{Name: "x", Kind: schema.Tensor, DType: schema.Int64, Ragged: 1, Holders: []int64{3, 5}, Shapes: x},

@@ -32,8 +32,12 @@ type (
 		Lineage uint64
 	}
 	usedRecord      struct{ From, Counts, Generations wire.Ints }
-	partitionRecord struct{ Name string }
-	samplesRecord   struct {
+	partitionRecord struct {
+		Name     string
+		Complete bool
+	}
+	birthsRecord  struct{ Triples wire.Ints }
+	samplesRecord struct {
 		Reserved             bool
 		Indexes, Generations wire.Ints
 	}
@@ -107,8 +111,8 @@ func writeFile(fs vfs.FS, path string, kind Kind, fill func(w *writer) error) (s
 }
 
 func (w *writer) partition(p *catalog.PartitionState) error {
-	steps := []func(*catalog.PartitionState) error{w.samples, w.keys, w.tags, w.fields, w.tasks}
-	if err := w.record(recordPartition, &partitionRecord{p.Name}); err != nil {
+	steps := []func(*catalog.PartitionState) error{w.samples, w.births, w.keys, w.tags, w.fields, w.tasks}
+	if err := w.record(recordPartition, &partitionRecord{p.Name, p.Complete}); err != nil {
 		return err
 	}
 	for _, step := range steps {
@@ -127,6 +131,15 @@ func (w *writer) samples(p *catalog.PartitionState) error {
 			if err := w.record(recordSamples, &r); err != nil {
 				return err
 			}
+		}
+	}
+	return nil
+}
+
+func (w *writer) births(p *catalog.PartitionState) error {
+	for part := range slices.Chunk(p.Births, 3*rowsPerRecord) {
+		if err := w.record(recordBirths, &birthsRecord{part}); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -268,7 +281,7 @@ func (d *stateReader) record(r *reader, kind byte, body []byte) error {
 	case recordPartition:
 		var x partitionRecord
 		err := r.message(body, &x)
-		d.state.Partitions = append(d.state.Partitions, catalog.PartitionState{Name: x.Name})
+		d.state.Partitions = append(d.state.Partitions, catalog.PartitionState{Name: x.Name, Complete: x.Complete})
 		return err
 	}
 	if len(d.state.Partitions) == 0 {
@@ -316,6 +329,11 @@ func (d *stateReader) ofPartition(r *reader, p *catalog.PartitionState, kind byt
 		} else {
 			p.Samples = append(p.Samples, samples...)
 		}
+		return err
+	case recordBirths:
+		var x birthsRecord
+		err := r.message(body, &x)
+		p.Births = append(p.Births, x.Triples...)
 		return err
 	case recordKeys:
 		var x keysRecord

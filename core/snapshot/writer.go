@@ -50,6 +50,7 @@ const (
 	recordSampler
 	recordRows
 	recordPart
+	recordBirths
 	recordEnd = 255
 )
 

@@ -49,6 +49,9 @@ func (u *Unit) Name() string { return u.opts.Name }
 // Host is the host the unit runs on.
 func (u *Unit) Host() string { return u.opts.Host }
 
+// Resident is the memory of the pages that hold cells or are kept for the next, in bytes.
+func (u *Unit) Resident() int64 { return u.arena.Stats().Resident }
+
 // Segment gives a duplicate of a segment's descriptor, which the caller closes, and its size.
 func (u *Unit) Segment(segment uint32) (int, int64, error) { return u.arena.Segment(segment) }
 

@@ -69,11 +69,19 @@ func samples() []any {
 		&TaskRequest{Partition: text, Task: "t"},
 		&ProductionRequest{Partition: text, Fields: Strings{"a"}},
 		&StatusReply{Known: true, Indexes: Ints{1}, Width: 1, Status: []byte{1}},
+		&ProgressReply{Known: true, Samples: 2, Consumed: 1},
 		&NamesReply{Names: Strings{"a"}},
 		&UnitsReply{Units: []UnitInfo{unit}},
-		&ConfigReply{Config: []byte{0x80}},
+		&ConfigReply{Config: []byte{0x80}, Session: "00ff", PID: 3, Host: "h"},
+		&StoreConfigRequest{Config: []byte{1}},
+		&CreatedReply{Created: true},
 		&StatusSummary{Version: "1", PID: 3, Started: 1 << 31, Units: []UnitInfo{unit},
 			Partitions: []PartitionSummary{{Name: "a", Samples: 1, Fields: Strings{"f"}, Consumed: Ints{1}}}},
+		&MetricsReply{Uptime: 1 << 40, Resident: 1 << 30, Allocated: 3, Reusable: 1,
+			Requests:   []RequestMetrics{{Type: "KV_LIST", Errors: 1, Sum: 1 << 50, Buckets: Ints{1, 0, 2}, P99: 7}},
+			Partitions: []PartitionMetrics{{Name: text, Samples: 3, Produced: 1, Tasks: Strings{"t"}, Consumed: Ints{2}}},
+			Units:      []UnitMetrics{{Info: unit, Resident: 4096, Requests: []RequestMetrics{{Type: "GET_DATA", Arrived: 5}}}},
+			Queues:     QueueMetrics{Clients: 1, Waiters: 2, Watches: 3, Writes: 4, WaitingPuts: 5, Jobs: 6}, Bounds: Ints{1, 5}},
 	}
 }
 

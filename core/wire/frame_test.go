@@ -161,8 +161,8 @@ func TestGoldenBytes(t *testing.T) {
 			*full(),
 		},
 		"PutRequest": {
-			"9aa170c40692a16ba2c3bcc000919d010c010201a3696473c408040000000000000000c0c0c0c0c0c403928080c2a3616464" +
-				"c40101c3",
+			"9ba170c40692a16ba2c3bcc000919d010c010201a3696473c408040000000000000000c0c0c0c0c0c403928080c2a3616464" +
+				"c40101c3c3",
 			func() ([]byte, error) { return Marshal(put()) },
 			func(b []byte) (any, error) { var m PutRequest; err := Unmarshal(b, &m); return m, err },
 			put(),
@@ -189,7 +189,7 @@ func TestGoldenBytes(t *testing.T) {
 
 func put() PutRequest {
 	return PutRequest{Partition: "p", Keys: Strings{"k", "ü"}, Columns: []Column{uniform("ids", 2, 4)}, Tags: List{{0x80}, {0x80}},
-		Merge: "add", Callable: []byte{1}, Inline: true}
+		Merge: "add", Callable: []byte{1}, Inline: true, Last: true}
 }
 
 func got() GetReply {

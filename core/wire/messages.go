@@ -55,6 +55,7 @@ const (
 	OpCreatePartition
 	OpStoreConfig
 	OpStream
+	OpProgress
 )
 
 // Request is what a client asks. Sequence names a request that changes or grants something (0: none; see Sequence): one that
@@ -113,6 +114,7 @@ type PutRequest struct {
 	Merge     string // native merge of an update: "concat", "add", "replace", "max", "min"; "": Callable
 	Callable  []byte // pickled merge function of an update, or data parser of a put
 	Inline    bool   // the payload holds the bytes of all columns, one after another
+	Last      bool   // production of the partition is complete with this write
 }
 
 // PutReply grants memory (Txn != 0) or holds the result.
@@ -286,6 +288,7 @@ type MetaReply struct {
 	Columns     []Column // schema of the fields, in the order of the rows; DType NoDType and Form 0: registered, no schema
 	Status      []byte   // production status per row, 0 or 1
 	Tags        List
+	End         bool // of a fetch: the stream has ended, there are no rows
 }
 
 // IndexesRequest names samples of a partition by index.
@@ -327,6 +330,13 @@ type StatusReply struct {
 	Status  []byte
 }
 
+// ProgressReply counts the samples of a partition, and those of them that a task has consumed.
+type ProgressReply struct {
+	Known    bool
+	Samples  int
+	Consumed int
+}
+
 // NamesReply lists names.
 type NamesReply struct {
 	Names Strings
@@ -355,6 +365,19 @@ type UnitInfo struct {
 
 // ConfigReply has the configuration of the session as its owner stored it.
 type ConfigReply struct {
+	Config  []byte
+	Session string // identity of the session
+	PID     int    // of its owner
+	Host    string
+}
+
+// CreatedReply tells whether a partition was created or existed.
+type CreatedReply struct {
+	Created bool
+}
+
+// StoreConfigRequest replaces the configuration of the session.
+type StoreConfigRequest struct {
 	Config []byte
 }
 

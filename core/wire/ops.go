@@ -6,6 +6,7 @@ var opNames = [...]string{
 	"watch_close", "meta", "retrieve_meta", "retrieve_keys", "set_tags", "consumption", "reset_consumption", "production",
 	"partitions", "units", "config", "status", "snapshot", "register_sampler", "save_checkpoint", "load_checkpoint",
 	"dump_rows", "load_rows", "metrics", "join_units", "create_partition", "store_config", "stream",
+	"progress",
 }
 
 // String returns the name of the request, "unknown" for a number that is none.
@@ -23,6 +24,7 @@ var publicNames = map[Op]string{
 	OpConsumption: "get_consumption_status", OpProduction: "get_production_status", OpPartitions: "get_partition_list",
 	OpUnits: "list_units", OpConfig: "init", OpDumpRows: "dump_data_by_key", OpLoadRows: "load_data_by_key",
 	OpSnapshot: "get_partition_snapshot", OpJoinUnits: "init", OpStream: "check_stream_drained",
+	OpProgress: "check_consumption_status",
 }
 
 // Public returns the operation as users know it, which is what errors name.

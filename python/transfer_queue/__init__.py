@@ -13,9 +13,15 @@ __all__ = [
     "BaseSampler",
     "BatchMeta",
     "Change",
+    "GRPOGroupNSampler",
     "KVBatchMeta",
+    "RankAwareSampler",
+    "SeqlenBalancedSampler",
     "SequentialSampler",
     "StorageKeyNotFoundError",
+    "StreamingDataLoader",
+    "StreamingDataset",
+    "StreamingTokenBudgetSampler",
     "TransferQueueClient",
     "TransferQueueError",
     "UnitInfo",
@@ -79,6 +85,7 @@ if TYPE_CHECKING or sys.argv[:1] != ["-m"]:
         save_checkpoint,
     )
     from transfer_queue.client import AsyncTransferQueueClient, TransferQueueClient, UnitInfo
+    from transfer_queue.dataloader import StreamingDataLoader, StreamingDataset
     from transfer_queue.errors import StorageKeyNotFoundError, TransferQueueError
     from transfer_queue.interface import (
         Change,
@@ -110,14 +117,21 @@ if TYPE_CHECKING or sys.argv[:1] != ["-m"]:
         list_units,
     )
     from transfer_queue.metadata import BatchMeta, KVBatchMeta
-    from transfer_queue.sampler import BaseSampler, SequentialSampler
+    from transfer_queue.sampler import (
+        BaseSampler,
+        GRPOGroupNSampler,
+        RankAwareSampler,
+        SeqlenBalancedSampler,
+        SequentialSampler,
+        StreamingTokenBudgetSampler,
+    )
 else:
 
     def __getattr__(name: str) -> Any:
         if name in ("errors", "merge"):
             return importlib.import_module(f"{__name__}.{name}")
         if name in __all__:
-            for home in ("interface", "checkpoint", "client", "metadata", "sampler", "errors"):
+            for home in ("interface", "checkpoint", "client", "metadata", "sampler", "errors", "dataloader"):
                 module = importlib.import_module(f"{__name__}.{home}")
                 if hasattr(module, name):
                     return getattr(module, name)

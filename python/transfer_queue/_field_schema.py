@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -15,6 +15,8 @@ from transfer_queue._values import DTYPES
 __all__ = ["FieldSchema", "Pick", "split_shapes"]
 
 _T = TypeVar("_T")
+
+_Numbers = list[int]
 
 _NOTHING = np.empty(0, dtype=np.int64)
 
@@ -32,6 +34,25 @@ def _ints(raw: bytes | None) -> list[int]:
 def split_shapes(ranks: Iterable[int], dims: Sequence[int]) -> list[torch.Size]:
     """Cuts the dimensions of rows, written one row after another, into shapes."""
     return [torch.Size(dims[start:end]) for start, end in pairwise(accumulate(ranks, initial=0))]
+
+
+def _one_varying(shapes: list[Any]) -> tuple[tuple[int, ...], int, np.ndarray[Any, np.dtype[np.int64]]] | None:
+    """Base, dimension and lengths of shapes that differ in one dimension at most; None for others."""
+    try:
+        ranks = set(map(len, shapes))
+        numbers = np.array(list(chain.from_iterable(shapes)))
+    except (TypeError, ValueError, OverflowError):
+        return None
+    if len(ranks) != 1 or 0 in ranks or numbers.dtype.kind != "i":
+        return None
+    rows = numbers.reshape(len(shapes), -1)
+    differs = np.flatnonzero((rows != rows[0]).any(axis=0))
+    if len(differs) > 1:
+        return None
+    dim = int(differs[0]) if len(differs) else 0
+    base = rows[0].tolist()
+    base[dim] = 0
+    return tuple(base), dim, rows[:, dim].astype(np.int64)
 
 
 class FieldSchema:
@@ -92,13 +113,20 @@ class FieldSchema:
     def from_dict(cls, schema: Mapping[str, Any]) -> FieldSchema:
         """Reads the dictionary form of `BatchMeta.field_schema`."""
         shapes = schema.get("per_sample_shapes")
-        return cls(
+        out = cls(
             schema.get("dtype"),
             schema.get("shape"),
             is_nested=bool(schema.get("is_nested", False)),
             is_non_tensor=bool(schema.get("is_non_tensor", False)),
-            per_sample_shapes=None if shapes is None else list(shapes),
         )
+        if shapes is not None:
+            listed = list(shapes)
+            found = _one_varying(listed)
+            if found is None:
+                out._shapes = listed
+            else:
+                out._base, out._dim, out._lengths = found
+        return out
 
     @classmethod
     def from_wire(cls, column: Sequence[Any]) -> tuple[str, FieldSchema]:
@@ -208,7 +236,7 @@ class Pick:
 
     __slots__ = ("_get", "_where", "size")
 
-    def __init__(self, rows: slice | Sequence[int], size: int) -> None:
+    def __init__(self, rows: slice | Sequence[int] | np.ndarray[Any, np.dtype[np.int64]], size: int) -> None:
         """``rows`` are valid for sequences of ``size`` rows."""
         self._where: Any = rows
         if isinstance(rows, slice):
@@ -218,13 +246,21 @@ class Pick:
             self.size = len(rows)
             self._where = np.asarray(rows, dtype=np.int64)
             if self.size > 1:
-                self._get = itemgetter(*rows)
+                # A number of numpy as an index costs ten times as much as an int.
+                self._get = itemgetter(*(rows.tolist() if isinstance(rows, np.ndarray) else rows))
             else:
                 self._get = lambda values: [values[row] for row in rows]
 
     def list(self, values: list[_T]) -> list[_T]:
         picked = self._get(values)
         return picked if type(picked) is list else list(picked)
+
+    def ints(self, values: _Numbers) -> _Numbers:
+        """Like `list`, without following pointers to numbers that lie anywhere in memory."""
+        if isinstance(self._where, slice):
+            return values[self._where]
+        picked: _Numbers = np.array(values, dtype=np.int64)[self._where].tolist()
+        return picked
 
     def array(self, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         picked: np.ndarray[Any, Any] = values[self._where]

@@ -1,4 +1,4 @@
-"""Python work of the units in this process: merge functions of updates and parsers of puts.
+"""Python work of the session in this process: merge functions of updates, parsers of puts, and samplers.
 
 The core never calls Python. Threads of this module wait in the core for a job, run the user's callable on private
 copies of the values, and give the result back. There is always one thread waiting, up to a bound, so a slow callable
@@ -17,9 +17,10 @@ from typing import Any
 
 from transfer_queue import _calls, _lib
 from transfer_queue._codes import Code
+from transfer_queue._sampler_jobs import Samplers
 
 _MOST_THREADS = 64
-_MERGE = 1
+_MERGE, _SAMPLE = 1, 3
 _WAIT_MS = 60_000
 
 
@@ -28,6 +29,7 @@ class Workers:
 
     def __init__(self, session: int) -> None:
         self._session = session
+        self._samplers = Samplers(session)
         self._lock = threading.Lock()
         self._idle = 0
         self._threads: list[threading.Thread] = []
@@ -70,10 +72,11 @@ class Workers:
     def _do(self, library: _lib.Library, job: _lib.Job) -> None:
         error = _lib.Error()
         try:
-            packed = _result(job)
+            packed = self._samplers.answer(job) if job.kind == _SAMPLE else _result(job)
         except BaseException as raised:
             text = _explained(raised).encode(errors="replace")
-            code = library.tq_job_fail(self._session, job.job, Code.FAILED, text, len(text), ctypes.byref(error))
+            kind = self._samplers.code_of(raised) if job.kind == _SAMPLE else Code.FAILED
+            code = library.tq_job_fail(self._session, job.job, kind, text, len(text), ctypes.byref(error))
         else:
             code = library.tq_job_done(
                 self._session, job.job, packed.address, len(packed), job.rows, ctypes.byref(error)
@@ -114,7 +117,7 @@ def _result(job: _lib.Job) -> Any:
     from transfer_queue import _columns, _results  # imports torch, which a daemon needs only now
 
     function = _load(ctypes.string_at(job.callable, job.callable_size))
-    _partition, fields, keys = _calls.decode(ctypes.string_at(job.body, job.body_size))
+    _partition, fields, keys, *_ = _calls.decode(ctypes.string_at(job.body, job.body_size))
     names: list[str] = _calls.decode(fields)
     labels: list[str] | None = _calls.decode(keys) if keys is not None else None
     columns = _results.read_columns(job.columns, job.n_columns)

@@ -41,3 +41,4 @@ class Op(IntEnum):
     CREATE_PARTITION = 32
     STORE_CONFIG = 33
     STREAM = 34
+    PROGRESS = 35

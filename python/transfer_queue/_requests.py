@@ -6,9 +6,11 @@ hold one msgpack array, a list of integers as little-endian int64.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pickle
+import struct
 import sys
 import sysconfig
 import threading
@@ -18,10 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import msgspec
+import numpy as np
+import torch
 from tensordict import TensorDict
 from tensordict.base import TensorDictBase
 
-from transfer_queue import _lib, _results, merge
+from transfer_queue import _lib, _results, merge, sampler
 from transfer_queue._calls import Call, Reply, decode, encode, no_result
 from transfer_queue._columns import Packed, pack_row, pack_table
 from transfer_queue._field_schema import FieldSchema
@@ -114,14 +118,22 @@ def _samples(metadata: BatchMeta) -> list[bytes]:
 
 # ---- tags -----------------------------------------------------------------------------------------------------------
 
-_PICKLED = 1
+# A number of numpy or torch is pickled behind its value as a float64, which samplers of the core read.
+_PICKLED, _NUMBER = 1, 2
+_FLOAT = struct.Struct(">d")
 
 
 def _pickled(value: Any) -> msgspec.msgpack.Ext:
-    return msgspec.msgpack.Ext(_PICKLED, cloudpickle.dumps(value))
+    packed = cloudpickle.dumps(value)
+    if isinstance(value, np.number) or (isinstance(value, torch.Tensor) and value.ndim == 0 and not value.is_complex()):
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):
+            return msgspec.msgpack.Ext(_NUMBER, _FLOAT.pack(float(value)) + packed)
+    return msgspec.msgpack.Ext(_PICKLED, packed)
 
 
 def _unpickled(code: int, data: memoryview) -> Any:
+    if code == _NUMBER:
+        return pickle.loads(data[_FLOAT.size :])
     return pickle.loads(data) if code == _PICKLED else msgspec.msgpack.Ext(code, bytes(data))
 
 
@@ -174,9 +186,10 @@ def _put_call(
     update: bool = False,
     native: str = "",
     function: bytes | None = None,
+    last: bool = False,
 ) -> Call[Any]:
     names = packed.names if packed else []
-    body = encode([partition, _strings(keys), samples, insert, encode(names), tags, update, native, function])
+    body = encode([partition, _strings(keys), samples, insert, encode(names), tags, update, native, function, last])
     call = Call(Op.PUT, body, read, timeout=seconds(timeout, session.timeout_s))
     if packed:
         call.columns, call.n_columns, call.rows, call.keep = packed.address, len(packed), packed.rows, packed
@@ -270,7 +283,7 @@ def _parser(data_parser: Any, op: str) -> bytes | None:
         return None
     if not callable(data_parser):
         raise FailedError(f"data_parser must be callable, got {type(data_parser).__name__}", op)
-    return _shipped(data_parser, "data_parser", op)
+    return shipped(data_parser, "data_parser", op)
 
 
 _shipping = threading.Lock()
@@ -285,9 +298,12 @@ os.register_at_fork(after_in_child=_after_fork)
 _installed = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
-def _shipped(function: Any, what: str, op: str) -> bytes:
-    """The callable as bytes that any process can load, also when its module is only on the caller's path."""
-    module = _own_module(function)
+def shipped(function: Any, what: str, op: str, of: Any = None) -> bytes:
+    """The callable as bytes that any process can load, also when its module is only on the caller's path.
+
+    ``of`` is the part whose module counts, when it is not the whole.
+    """
+    module = _own_module(function if of is None else of)
     try:
         if module is None:
             packed: bytes = cloudpickle.dumps(function)
@@ -378,7 +394,7 @@ def _merge(merge_fn: Any, op: str) -> tuple[str, bytes | None]:
         return merge_fn, None
     if not callable(merge_fn):
         raise WrongTypeError(f"merge_fn: got {type(merge_fn).__name__}, want a callable or the name of a merge", op)
-    return "", _shipped(merge_fn, "merge_fn", op)
+    return "", shipped(merge_fn, "merge_fn", op)
 
 
 def put(
@@ -388,27 +404,34 @@ def put(
     partition_id: Any,
     data_parser: Any,
     timeout: float | None,
+    custom_meta: Any = None,
+    is_last: bool = False,
 ) -> Call[BatchMeta]:
     op = "put"
     if not isinstance(data, TensorDictBase):
         raise InvalidArgumentError(f"data: got {type(data).__name__}, want a TensorDict", op)
     packed = pack_table(data)
     function = _parser(data_parser, op)
+    more = _row_tags(custom_meta, packed.rows, op)
     if metadata is None:
         if partition_id is None:
-            raise InvalidArgumentError("give metadata or a partition_id", op)
-        return _insert(session, packed, _name("partition_id", partition_id), function, timeout)
+            raise InvalidArgumentError("partition_id must be provided if there is no metadata", op)
+        return _insert(session, packed, _name("partition_id", partition_id), function, timeout, more, bool(is_last))
     if metadata.size == 0:
-        raise InvalidArgumentError("metadata: got no samples, want at least one", op)
+        raise InvalidArgumentError("metadata cannot be empty: got no samples, want at least one", op)
     if metadata.size != packed.rows:
         raise InvalidArgumentError(f"data: got {packed.rows} rows, want {metadata.size} as in the metadata", op)
     schemas = packed.schemas()
 
     def read(reply: Reply) -> BatchMeta:
         columns = _result(reply)[4]
+        if more is not None:
+            metadata.update_custom_meta(tags)
         return metadata._apply_columns([FieldSchema.from_wire(c) for c in columns] if columns else schemas)
 
     tags = metadata._tags
+    if more is not None:
+        tags = [{**(tags[row] if tags else {}), **tag} for row, tag in enumerate(more)]
     return _put_call(
         session,
         metadata.partition_ids[0],
@@ -418,11 +441,31 @@ def put(
         samples=_samples(metadata),
         tags=_encode_tags(tags, op) if tags and any(tags) else None,
         function=function,
+        last=bool(is_last),
     )
 
 
+def _row_tags(custom_meta: Any, rows: int, op: str) -> list[Any] | None:
+    if custom_meta is None:
+        return None
+    if not isinstance(custom_meta, list | tuple):
+        raise WrongTypeError(f"custom_meta: got {type(custom_meta).__name__}, want a list of one dict per row", op)
+    if len(custom_meta) != rows:
+        raise InvalidArgumentError(f"custom_meta: got {len(custom_meta)} dicts, want one for each of {rows} rows", op)
+    for row, tag in enumerate(custom_meta):
+        if not isinstance(tag, Mapping):
+            raise WrongTypeError(f"custom_meta[{row}]: got {type(tag).__name__}, want a dict", op)
+    return list(custom_meta)
+
+
 def _insert(
-    session: Session, packed: Packed, partition: str, function: bytes | None, timeout: float | None
+    session: Session,
+    packed: Packed,
+    partition: str,
+    function: bytes | None,
+    timeout: float | None,
+    tags: list[Any] | None,
+    last: bool,
 ) -> Call[BatchMeta]:
     if packed.rows == 0:
         raise InvalidArgumentError("data: got no rows, want at least one", "put")
@@ -431,9 +474,13 @@ def _insert(
     def read(reply: Reply) -> BatchMeta:
         indexes, generations, _, _, columns, *_ = _result(reply)
         described = [FieldSchema.from_wire(c) for c in columns] if columns else schemas
-        return BatchMeta._from_reply(indexes, generations, partition, described, None)
+        stored = None if tags is None else [dict(tag) for tag in tags]
+        return BatchMeta._from_reply(indexes, generations, partition, described, None, stored)
 
-    return _put_call(session, partition, packed, read, timeout, insert=packed.rows, function=function)
+    encoded = _encode_tags(tags, "put") if tags and any(tags) else None
+    return _put_call(
+        session, partition, packed, read, timeout, insert=packed.rows, tags=encoded, function=function, last=last
+    )
 
 
 def update(session: Session, metadata: BatchMeta, values: Any, merge_fn: Any, timeout: float | None) -> Call[BatchMeta]:
@@ -637,10 +684,13 @@ def watch_close(session: Session, watch: int) -> Call[None]:
 
 def _read_meta(partition: str) -> Callable[[Reply], BatchMeta]:
     def read(reply: Reply) -> BatchMeta:
-        indexes, generations, columns, status, tags, *_ = decode(reply.body)
+        indexes, generations, columns, status, tags, end, *_ = decode(reply.body)
         count = len(indexes or b"") // 8
         if not count:
-            return BatchMeta.empty()
+            empty = BatchMeta.empty()
+            if end:
+                empty.extra_info["end_of_stream"] = True
+            return empty
         described = [FieldSchema.from_wire(column) for column in columns or []]
         return BatchMeta._from_reply(
             indexes, generations, partition, described, status, _decode_tags(tags, count) if tags else None
@@ -658,9 +708,12 @@ def get_meta(
     task_name: Any,
     sampling_config: Any,
     timeout: float | None,
+    token_budget: Any = None,
 ) -> Call[BatchMeta]:
     op = "get_meta"
     fields = _field_list(data_fields, op, "data_fields")
+    if token_budget is not None:
+        sampling_config, batch_size = {**(sampling_config or {}), "token_budget": token_budget}, batch_size or 1
     if mode not in ("insert", "fetch", "force_fetch"):
         raise InvalidArgumentError(f"mode {mode!r}: want 'insert', 'fetch' or 'force_fetch'", op)
     if mode != "force_fetch" and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
@@ -669,10 +722,59 @@ def get_meta(
         raise InvalidArgumentError(f"task_name {task_name!r}: want the name of the consuming task", op)
     partition = _name("partition_id", partition_id)
     size = batch_size if mode != "force_fetch" else 0
-    sampling = _tag_encoder.encode(dict(sampling_config)) if sampling_config else None
+    sampling = _sampling(sampling_config, op)
     body = encode([partition, mode, _strings(fields or []), size, task_name or "", sampling])
     limit = fetch_seconds(timeout) if mode == "fetch" else seconds(timeout, session.timeout_s)
     return Call(Op.META, body, _read_meta(partition), timeout=limit)
+
+
+def _sampling(config: Any, op: str) -> bytes | None:
+    """The arguments of the sampler; numbers of numpy and torch become plain ones where the core reads them."""
+    if not config:
+        return None
+    if not isinstance(config, Mapping):
+        raise WrongTypeError(f"sampling_config: got {type(config).__name__}, want a dict", op)
+    plain = dict(config)
+    for name in ("dp_rank", "batch_index", "token_budget"):
+        value = plain.get(name)
+        if isinstance(value, np.generic) or (isinstance(value, torch.Tensor) and value.numel() == 1):
+            plain[name] = value.item()
+    return _tag_encoder.encode(plain)
+
+
+def decode_sampling(raw: bytes | None) -> dict[str, Any]:
+    """The arguments of the sampler; tuples come as lists, but for the batch number, which must stay hashable."""
+    decoded: dict[str, Any] = _tag_decoder.decode(raw) if raw else {}
+    if isinstance(decoded.get("batch_index"), list):
+        decoded["batch_index"] = tuple(decoded["batch_index"])
+    return decoded
+
+
+def tags_by_index(reply: Reply) -> dict[int, dict[str, Any]]:
+    """The tags of all samples of a metadata reply."""
+    indexes, _, _, _, tags, *_ = decode(reply.body)
+    listed = _read_ints(indexes)
+    return dict(zip(listed, _decode_tags(tags, len(listed)), strict=True))
+
+
+def register_sampler(session: Session, sampler_or_class: Any, timeout: float | None) -> Call[None]:
+    """Replace the sampler of the session by a sampler, its class, or the sampler of that name."""
+    op = "register_sampler"
+    described = sampler.describe(sampler.resolve(sampler_or_class), op)
+    body = encode([described["name"], described["group"], described["ranks"], described["pickled"]])
+    return Call(Op.REGISTER_SAMPLER, body, no_result, timeout=seconds(timeout, session.timeout_s))
+
+
+def stream(session: Session, partition_id: Any, task_name: Any, timeout: float | None) -> Call[tuple[bool, bool]]:
+    """Whether production is complete, and whether the task has consumed everything then."""
+
+    def read(reply: Reply) -> tuple[bool, bool]:
+        completed, drained, *_ = decode(reply.body)
+        return completed, drained
+
+    task = "" if task_name is None else _name("task_name", task_name)
+    body = encode([_name("partition_id", partition_id), task])
+    return Call(Op.STREAM, body, read, timeout=seconds(timeout, session.timeout_s))
 
 
 def kv_retrieve_meta(
@@ -682,6 +784,12 @@ def kv_retrieve_meta(
     partition = _name("partition_id", partition_id)
     body = encode([partition, _strings(listed), bool(create)])
     return Call(Op.RETRIEVE_META, body, _read_meta(partition), timeout=seconds(timeout, session.timeout_s))
+
+
+def keys_or_none(reply: Reply) -> list[str | None]:
+    """The keys of a reply, None where a sample has none."""
+    keys, known = decode(reply.body)
+    return [key if there else None for key, there in zip(decode(keys), known, strict=True)]
 
 
 def kv_retrieve_keys(
@@ -694,12 +802,8 @@ def kv_retrieve_keys(
     if not listed:
         raise InvalidArgumentError("global_indexes: got an empty list, want at least one", op)
 
-    def read(reply: Reply) -> list[str | None]:
-        keys, known = decode(reply.body)
-        return [key if there else None for key, there in zip(decode(keys), known, strict=True)]
-
     body = encode([_name("partition_id", partition_id), _ints(listed)])
-    return Call(Op.RETRIEVE_KEYS, body, read, timeout=seconds(timeout, session.timeout_s))
+    return Call(Op.RETRIEVE_KEYS, body, keys_or_none, timeout=seconds(timeout, session.timeout_s))
 
 
 def set_custom_meta(session: Session, metadata: BatchMeta, timeout: float | None) -> Call[None]:
@@ -721,6 +825,19 @@ def status(
         return (_read_ints(indexes), width, table or b"") if known else None
 
     return Call(op, encode(body), read, timeout=seconds(timeout, session.timeout_s))
+
+
+def progress(
+    session: Session, partition_id: Any, task_name: Any, timeout: float | None
+) -> Call[tuple[int, int] | None]:
+    """How many samples a partition has and how many of them a task has consumed; None for an unknown partition."""
+
+    def read(reply: Reply) -> tuple[int, int] | None:
+        known, samples, consumed = decode(reply.body)
+        return (samples, consumed) if known else None
+
+    body = encode([_name("partition_id", partition_id), _name("task_name", task_name)])
+    return Call(Op.PROGRESS, body, read, timeout=seconds(timeout, session.timeout_s))
 
 
 def reset_consumption(session: Session, partition_id: Any, task_name: Any, timeout: float | None) -> Call[None]:

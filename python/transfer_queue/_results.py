@@ -35,7 +35,7 @@ from torch import Tensor
 from transfer_queue._field_schema import split_shapes
 from transfer_queue._values import DTYPES, decode_objects, memory_at
 
-__all__ = ["Lease", "ResultColumn", "build", "job_values", "parser_input", "read_columns"]
+__all__ = ["Lease", "ResultColumn", "build", "jagged", "job_values", "parser_input", "read_columns", "table"]
 
 DENSE, JAGGED, NESTED, OBJECT_ROWS = 1, 2, 3, 4
 
@@ -215,6 +215,9 @@ def _checked_table(columns: dict[str, Any], batch_size: torch.Size) -> TensorDic
 _table: Callable[[dict[str, Any], torch.Size], TensorDict] = getattr(TensorDict, "_new_unsafe", _checked_table)
 
 
+_NO_COLUMN = ResultColumn(*[0] * len(ResultColumn._fields))
+
+
 def _public_jagged(values: Tensor, offsets: Tensor, column: ResultColumn) -> Tensor:
     jagged: Tensor = torch.nested.nested_tensor_from_jagged(
         values, offsets, jagged_dim=column.ragged, min_seqlen=column.min_length, max_seqlen=column.max_length
@@ -232,7 +235,7 @@ def _direct_jagged(values: Tensor, offsets: Tensor, column: ResultColumn) -> Ten
 def _works(make: Callable[[Tensor, Tensor, ResultColumn], Tensor]) -> bool:
     """Whether torch's internals are as `_direct_jagged` expects them."""
     try:
-        column = ResultColumn(*[0] * len(ResultColumn._fields))._replace(ragged=1, min_length=1, max_length=2)
+        column = _NO_COLUMN._replace(ragged=1, min_length=1, max_length=2)
         made = make(torch.arange(3.0), torch.tensor([0, 1, 3]), column)
         rows = [row.tolist() for row in made.unbind()]
         return rows == [[0.0], [1.0, 2.0]] and tuple(made.to_padded_tensor(0.0).shape) == (2, 2)
@@ -247,6 +250,17 @@ except ImportError:
     _jagged = _public_jagged
 else:
     _jagged = _direct_jagged if _works(_direct_jagged) else _public_jagged
+
+
+def jagged(values: Tensor, offsets: Tensor, ragged: int, shortest: int, longest: int) -> Tensor:
+    """Jagged nested tensor over values and offsets, ragged in dimension ``ragged``, with the limits of its lengths."""
+    column = _NO_COLUMN._replace(ragged=ragged, min_length=shortest, max_length=longest)
+    return (_public_jagged if values.requires_grad else _jagged)(values, offsets, column)
+
+
+def table(columns: dict[str, Any], batch_size: torch.Size, device: torch.device | None = None) -> TensorDict:
+    """A TensorDict of columns that are known to fit."""
+    return _table(columns, batch_size) if device is None else TensorDict(columns, batch_size=batch_size, device=device)
 
 
 def _build_column(name: str, column: ResultColumn, reply: _Reply) -> Any:

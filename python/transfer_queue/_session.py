@@ -6,16 +6,17 @@ import atexit
 import contextlib
 import ctypes
 import itertools
-import logging
 import os
 import pickle
 import sys
 import threading
+from collections.abc import Mapping
 from typing import Any
 
-from transfer_queue import _calls, _lib, config
+from transfer_queue import _calls, _lib, _metrics, config, sampler
 from transfer_queue._jobs import Workers
 from transfer_queue.errors import InvalidArgumentError, InvalidStateError, TransferQueueError, UnimplementedError
+from transfer_queue.utils.zmq_utils import Role, ZMQServerInfo
 
 _CLOSE_S = 5.0
 
@@ -27,7 +28,8 @@ class Session:
         handle: number of the session in the core.
         pid: process that opened it; in a forked child it is of no use.
         owner: whether controller and units run in this process.
-        config: configuration of the session, as its owner has it.
+        info: its address, with which other processes join it.
+        config: configuration of the session, as its owner has it, with the address in ``controller.zmq_info``.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -37,8 +39,10 @@ class Session:
         self.id: str = described["session"]
         self.owner_pid: int = described["pid"]
         self.workers: Workers | None = None
+        self.page: _metrics.Page | None = None
+        self.info = _info(Role.CONTROLLER, "TransferQueueController", described)
         try:
-            self.config: Any = _unpickled(described["config"])
+            self.config: Any = _with_addresses(_unpickled(described["config"]), self.info, described)
             client = self.config.get("client") or {}
             self.timeout_s = float(client.get("timeout_s") or 60.0)
             self.layout: str = client.get("layout") or "jagged"
@@ -54,9 +58,34 @@ class Session:
         Raises:
             TransferQueueError: it did not end in time, or not cleanly.
         """
+        if self.page is not None:
+            self.page.close()
         _ended(self.handle)
         if self.workers is not None:
             self.workers.join(join_s)
+
+
+def _info(role: Role, name: str, described: Mapping[str, Any]) -> ZMQServerInfo:
+    return ZMQServerInfo(
+        role,
+        name,
+        ip=described["host"],
+        socket=described["socket"],
+        secret=described["secret"] or b"",
+        session=described["session"],
+        pid=described["pid"],
+    )
+
+
+def _with_addresses(conf: Any, controller: ZMQServerInfo, described: Mapping[str, Any]) -> Any:
+    """The configuration with the addresses of controller and units, unless somebody has stored others."""
+    section = (conf.get("backend") or {}).get("SimpleStorage")
+    if conf.get("controller") is not None and conf["controller"].get("zmq_info") is None:
+        conf["controller"]["zmq_info"] = controller
+        if section is not None and section.get("zmq_info") is None:
+            units = range(int(section.get("num_data_storage_units") or 1))
+            section["zmq_info"] = {f"unit-{i}": _info(Role.STORAGE, f"unit-{i}", described) for i in units}
+    return conf
 
 
 def _opened(options: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -123,6 +152,7 @@ def _unpickled(config: bytes) -> Any:
 
 _lock = threading.RLock()
 _current: Session | None = None
+_others: dict[str, Session] = {}  # by identity: those that are joined or owned beside the session of this process
 _place: dict[str, Any] = {}  # where this process, or the one it was forked from, looked for a session last
 
 
@@ -141,6 +171,8 @@ def _options(conf: Any, mode: str) -> dict[str, Any]:
         "put_wait_ms": int(1000 * float(30 if storage.get("put_wait_s") is None else storage["put_wait_s"])),
         "pre_allocate": _pre_allocate(),
         "polling_mode": bool(controller.get("polling_mode")),
+        "sampler": sampler.describe(sampler.resolve(controller.get("sampler"))) if mode != "attach" else {},
+        "sampler_timeout_ms": int(1000 * float(controller.get("sampler_timeout_s") or 30)),
         "config": b"",
         "timeout_ms": int(1000 * float(client.get("timeout_s") or 60.0)),
         "version": version(),
@@ -180,35 +212,117 @@ def _refuse_what_is_missing(conf: Any) -> None:
     missing = [name for name, value in asked.items() if value is not None]
     if missing:
         raise UnimplementedError(f"not supported by this release: {', '.join(missing)}", "init")
-    if (conf.get("metrics") or {}).get("enabled"):
-        logging.getLogger(__name__).warning("metrics.enabled: this release exports no metrics")
 
 
 def open_session(conf: Any, mode: str | None = None, folder: str | None = None) -> Session:
     """Join the running session of this host, or start one; the session of this process when it has one."""
     global _current
     with _lock:
-        if _current is not None and _current.pid == os.getpid():
-            return _current
+        if has_session():
+            return _here()
         _refuse_what_is_missing(conf)
         options = _options(conf, mode or _runtime(conf))
-        options["config"] = _pickled(conf)
+        options["config"] = _pickled(_unplaced(conf))
         if folder is None:
+            _place.clear()
             _place.update(dir=options["dir"], namespace=options["namespace"], pid=os.getpid())
         else:
             options["dir"] = folder
-        _current = Session(options)
+        _current = _metrics.opened(conf, options, Session)
         return _current
 
 
-def _pickled(conf: Any) -> bytes:
-    import cloudpickle
+def own_private(conf: Any) -> Session:
+    """Start a session that others join only by its address, beside the session of this process."""
+    _refuse_what_is_missing(conf)
+    options = {**_options(conf, "own"), "unpublished": True, "config": _pickled(_unplaced(conf))}
+    session = Session(options)
+    with _lock:
+        _others[session.id] = session
+    return session
 
-    packed: bytes = cloudpickle.dumps(conf)
-    return packed
+
+def _unplaced(conf: Any) -> Any:
+    """The configuration without the addresses of another session that its user may have taken it from."""
+    conf["controller"]["zmq_info"] = None
+    if conf.get("metrics"):
+        conf["metrics"].pop("endpoint", None)
+    if conf["backend"]["SimpleStorage"]:
+        conf["backend"]["SimpleStorage"]["zmq_info"] = None
+    return conf
+
+
+def join(info: ZMQServerInfo, timeout: float | None = None, op: str = "") -> Session:
+    """The session at an address: that of this process when it is the one, else one beside it.
+
+    Raises:
+        UnavailableError: nobody answers there.
+    """
+    session = _current
+    if session is not None and session.id == info.session and session.pid == os.getpid():
+        return session
+    session = _others.get(info.session)
+    if session is not None and session.pid == os.getpid():
+        return session
+    with _lock:
+        session = _others.get(info.session)
+        if session is not None and session.pid == os.getpid():
+            return session
+        if _current is not None and _current.id == info.session and not has_session():
+            inherited = current(op, timeout)  # this process was forked from one with that session
+            if inherited.id == info.session:
+                return inherited
+        session = _others[info.session] = _joined(info, timeout, op)
+        return session
+
+
+def enter(info: ZMQServerInfo, timeout: float | None = None) -> Session:
+    """Make the session at an address the session of this process, unless it has one."""
+    global _current
+    with _lock:
+        if not has_session():
+            _current = _joined(info, timeout, "init")
+            _place.clear()
+            _place.update(info=info, pid=os.getpid())
+        return _here()
+
+
+def _joined(info: ZMQServerInfo, timeout: float | None, op: str) -> Session:
+    limit_s = max(timeout, _LEAST_ATTACH_S) if isinstance(timeout, int | float) else _JOIN_S
+    options = {"mode": "attach", "socket": info.socket, "secret": info.secret, "timeout_ms": int(1000 * limit_s)}
+    try:
+        return Session(options)
+    except TransferQueueError as error:
+        error.op = error.op or op
+        raise
+
+
+def leave(info: ZMQServerInfo) -> None:
+    """Leave a session that was joined beside that of this process; one that is owned here goes on."""
+    with _lock:
+        session = _others.get(info.session)
+        if session is None or session.owner:
+            return
+        del _others[info.session]
+    if session.pid == os.getpid():
+        session.close()
+
+
+def _pickled(conf: Any) -> bytes:
+    """The configuration for processes that attach, which may not have the module of its sampler."""
+    given = conf["controller"].get("sampler")
+    if given is None or isinstance(given, str):
+        import cloudpickle
+
+        packed: bytes = cloudpickle.dumps(conf)
+        return packed
+    from transfer_queue._requests import shipped
+
+    return shipped(conf, "the configuration", "init", of=given)
 
 
 _LEAST_ATTACH_S = 1.0  # joining a session that runs takes a moment, also for a call that does not want to wait
+_JOIN_S = 60.0
 
 
 def current(op: str = "", timeout: float | None = None) -> Session:
@@ -221,18 +335,19 @@ def current(op: str = "", timeout: float | None = None) -> Session:
     Raises:
         NotInitializedError: there is none (an AssertionError).
     """
-    session = _current
-    if session is not None and session.pid == os.getpid():
-        return session
+    if has_session():
+        return _here()
     with _lock:
-        if _current is not None and _current.pid == os.getpid():
-            return _current
+        if has_session():
+            return _here()
+        forked = _place.get("pid", os.getpid()) != os.getpid()
+        if forked and "info" in _place:
+            return enter(_place["info"], timeout)
         conf = config.load(None)
-        if _place:
+        if "namespace" in _place:
             conf["namespace"] = _place["namespace"]
         if isinstance(timeout, int | float):
             conf["client"]["timeout_s"] = min(max(timeout, _LEAST_ATTACH_S), conf["client"]["timeout_s"])
-        forked = _place.get("pid", os.getpid()) != os.getpid()
         try:
             return open_session(conf, "attach", _place["dir"] if forked else None)
         except TransferQueueError as error:
@@ -243,6 +358,11 @@ def current(op: str = "", timeout: float | None = None) -> Session:
 def has_session() -> bool:
     """Whether this process has a session."""
     return _current is not None and _current.pid == os.getpid()
+
+
+def _here() -> Session:
+    assert _current is not None
+    return _current
 
 
 def close(join_s: float = _CLOSE_S) -> bool:
@@ -258,7 +378,7 @@ def close(join_s: float = _CLOSE_S) -> bool:
 
 def _at_exit() -> None:
     """Leave in time: a session that cannot end must not hold up the process."""
-    if not has_session() or not _lib.loaded():
+    if not _lib.loaded() or not (has_session() or any(other.pid == os.getpid() for other in _others.values())):
         return
     leaving = threading.Thread(target=_quietly, name="tq-exit", daemon=True)
     try:
@@ -272,6 +392,10 @@ def _at_exit() -> None:
 def _quietly() -> None:
     with contextlib.suppress(TransferQueueError):
         close(join_s=0)
+    for other in list(_others.values()):
+        if other.pid == os.getpid():
+            with contextlib.suppress(TransferQueueError):
+                other.close(join_s=0)
 
 
 def _after_fork() -> None:

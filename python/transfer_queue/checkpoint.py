@@ -101,7 +101,7 @@ def save_checkpoint(
         >>> tq.close()
     """
     session, number, begin = _beginning("save_checkpoint", checkpoint_dir, include_storage, metadata, timeout)
-    client = TransferQueueClient()
+    client = TransferQueueClient(f"TransferQueueClient_{session.pid}", session.info)
     try:
         parts = _calls.run(session.handle, begin)
         client.save_controller_checkpoint(parts.state, timeout)
@@ -122,7 +122,7 @@ async def async_save_checkpoint(
 ) -> None:
     """Async twin of `save_checkpoint`."""
     session, number, begin = _beginning("save_checkpoint", checkpoint_dir, include_storage, metadata, timeout)
-    client = TransferQueueClient()
+    client = TransferQueueClient(f"TransferQueueClient_{session.pid}", session.info)
     try:
         parts = await _calls.run_async(session.handle, begin)
         await client.async_save_controller_checkpoint(parts.state, timeout)

@@ -11,7 +11,9 @@ from tensordict import TensorDict
 from transfer_queue import _calls, _checkpoints, _requests, _session
 from transfer_queue._calls import Call
 from transfer_queue._ops import Op
+from transfer_queue.errors import InvalidArgumentError, WrongTypeError
 from transfer_queue.metadata import BatchMeta
+from transfer_queue.utils.zmq_utils import ZMQServerInfo
 
 __all__ = ["AsyncTransferQueueClient", "TransferQueueClient", "UnitInfo"]
 
@@ -55,15 +57,40 @@ def _by_partition(metadata: BatchMeta) -> list[BatchMeta]:
 class AsyncTransferQueueClient:
     """Client with coroutines. It keeps no state of its own: any thread and any event loop may use it.
 
+    A client made by hand needs no ``init`` in its process: it joins the session at the address by itself.
+
     Args:
         client_id: name of the client.
+        controller_info: address of the controller, ``controller.zmq_info`` of the session's configuration.
+        zmq_io_threads: accepted for programs of the peer package, without effect; at least 1.
+        zmq_max_sockets: likewise.
+
+    Raises:
+        ValueError: no address, or a number below 1.
+        TypeError: the address is something else.
     """
 
-    def __init__(self, client_id: str = "", controller_info: Any = None) -> None:
+    def __init__(
+        self,
+        client_id: str,
+        controller_info: ZMQServerInfo,
+        zmq_io_threads: int | None = None,
+        zmq_max_sockets: int | None = None,
+    ) -> None:
+        if controller_info is None:
+            raise InvalidArgumentError("controller_info cannot be None, want controller.zmq_info of the configuration")
+        if not isinstance(controller_info, ZMQServerInfo):
+            raise WrongTypeError(f"controller_info: got {type(controller_info).__name__}, want a ZMQServerInfo")
+        for name, number in (("zmq_io_threads", zmq_io_threads), ("zmq_max_sockets", zmq_max_sockets)):
+            if number is not None and number < 1:
+                raise InvalidArgumentError(f"{name} {number}: want at least 1")
         self.client_id, self.controller_info = client_id, controller_info
 
+    def _session(self, timeout: float | None = None) -> _session.Session:
+        return _session.join(self.controller_info, timeout)
+
     async def _await(self, call: Call[_T]) -> _T:
-        return await _calls.run_async(_session.current().handle, call)
+        return await _calls.run_async(self._session().handle, call)
 
     # ---- rows -------------------------------------------------------------------------------------------------------
 
@@ -76,6 +103,7 @@ class AsyncTransferQueueClient:
         task_name: str | None = None,
         sampling_config: dict[str, Any] | None = None,
         timeout: float | None = None,
+        token_budget: float | None = None,
     ) -> BatchMeta:
         """Describe samples: new ones (``insert``), unconsumed ready ones (``fetch``), or all (``force_fetch``).
 
@@ -87,6 +115,8 @@ class AsyncTransferQueueClient:
             task_name: the consumer; a fetch marks what it returns as consumed by this task.
             sampling_config: further arguments of the sampler.
             timeout: seconds that a fetch waits for enough samples, by default ``TQ_CONTROLLER_GET_METADATA_TIMEOUT``.
+            token_budget: the most tokens of a batch of a stream, instead of ``batch_size``; see
+                `StreamingTokenBudgetSampler`.
 
         Raises:
             InvalidArgumentError: an argument makes no sense (a ValueError).
@@ -94,7 +124,7 @@ class AsyncTransferQueueClient:
         """
         return await self._await(
             _requests.get_meta(
-                _session.current(timeout=timeout),
+                self._session(timeout),
                 data_fields,
                 batch_size,
                 partition_id,
@@ -102,6 +132,7 @@ class AsyncTransferQueueClient:
                 task_name,
                 sampling_config,
                 timeout,
+                token_budget,
             )
         )
 
@@ -112,8 +143,20 @@ class AsyncTransferQueueClient:
         partition_id: str | None = None,
         data_parser: Any = None,
         timeout: float | None = None,
+        custom_meta: list[dict[str, Any]] | None = None,
+        is_last: bool = False,
     ) -> BatchMeta:
         """Write columns of samples: those of ``metadata``, or new ones without keys in ``partition_id``.
+
+        Args:
+            data: the columns.
+            metadata: the samples.
+            partition_id: the partition of new samples.
+            data_parser: see `kv_batch_put`.
+            timeout: seconds.
+            custom_meta: a tag per row, merged onto those of the samples with the same write.
+            is_last: with this write the production of the partition is complete; see `StreamingTokenBudgetSampler`. It
+                is open again when samples are made after the last one was cleared.
 
         Returns:
             ``metadata`` itself with the new fields, all ready; or new metadata.
@@ -123,16 +166,23 @@ class AsyncTransferQueueClient:
             SchemaMismatchError: other samples hold a column with another dtype (a ValueError). Nothing was written.
         """
         return await self._await(
-            _requests.put(_session.current(timeout=timeout), data, metadata, partition_id, data_parser, timeout)
+            _requests.put(
+                self._session(timeout),
+                data,
+                metadata,
+                partition_id,
+                data_parser,
+                timeout,
+                custom_meta,
+                is_last,
+            )
         )
 
     async def async_update(
         self, metadata: BatchMeta, values: TensorDict, merge_fn: Any, timeout: float | None = None
     ) -> BatchMeta:
         """Store ``merge_fn(stored, new)`` in every cell of the samples; see ``kv_batch_update``."""
-        return await self._await(
-            _requests.update(_session.current(timeout=timeout), metadata, values, merge_fn, timeout)
-        )
+        return await self._await(_requests.update(self._session(timeout), metadata, values, merge_fn, timeout))
 
     async def async_get_data(
         self, metadata: BatchMeta, layout: str | None = None, copy: bool = True, timeout: float | None = None
@@ -145,7 +195,7 @@ class AsyncTransferQueueClient:
         if not metadata.size or not metadata.field_names:
             return TensorDict({}, batch_size=[0])
         parts = [
-            await self._await(_requests.get_data(_session.current(timeout=timeout), part, layout, copy, timeout))
+            await self._await(_requests.get_data(self._session(timeout), part, layout, copy, timeout))
             for part in _by_partition(metadata)
         ]
         return _joined(parts, metadata)
@@ -154,11 +204,11 @@ class AsyncTransferQueueClient:
         """Remove the samples. Those that are gone already are ignored."""
         if metadata.size:
             for part in _by_partition(metadata):
-                await self._await(_requests.clear_samples(_session.current(timeout=timeout), part, None, timeout))
+                await self._await(_requests.clear_samples(self._session(timeout), part, None, timeout))
 
     async def async_clear_partition(self, partition_id: str, timeout: float | None = None) -> None:
         """Remove a partition with all its samples; one that does not exist is ignored."""
-        await self._await(_requests.clear_partition(_session.current(timeout=timeout), partition_id, timeout))
+        await self._await(_requests.clear_partition(self._session(timeout), partition_id, timeout))
 
     # ---- keys and tags ----------------------------------------------------------------------------------------------
 
@@ -167,7 +217,7 @@ class AsyncTransferQueueClient:
     ) -> BatchMeta:
         """Describe the samples of keys; missing ones are created with ``create``, otherwise left out."""
         return await self._await(
-            _requests.kv_retrieve_meta(_session.current(timeout=timeout), keys, partition_id, create, timeout)
+            _requests.kv_retrieve_meta(self._session(timeout), keys, partition_id, create, timeout)
         )
 
     async def async_kv_retrieve_keys(
@@ -175,31 +225,31 @@ class AsyncTransferQueueClient:
     ) -> list[str | None]:
         """The key of every index, None where there is none."""
         return await self._await(
-            _requests.kv_retrieve_keys(_session.current(timeout=timeout), global_indexes, partition_id, timeout)
+            _requests.kv_retrieve_keys(self._session(timeout), global_indexes, partition_id, timeout)
         )
 
     async def async_kv_list(self, partition_id: str | None = None, timeout: float | None = None) -> dict[str, Any]:
         """Keys and tags of one or all partitions."""
         return await self._await(
-            _requests.kv_list(_session.current(timeout=timeout), partition_id, None, None, None, None, timeout)
+            _requests.kv_list(self._session(timeout), partition_id, None, None, None, None, timeout)
         )
 
     async def async_kv_clear_fields(
         self, keys: str | list[str], partition_id: str, fields: str | list[str], timeout: float | None = None
     ) -> None:
         """Remove columns of samples; see ``kv_clear``."""
-        await self._await(_requests.kv_clear(_session.current(timeout=timeout), keys, partition_id, fields, timeout))
+        await self._await(_requests.kv_clear(self._session(timeout), keys, partition_id, fields, timeout))
 
     async def async_set_custom_meta(self, metadata: BatchMeta, timeout: float | None = None) -> None:
         """Store the tags of the metadata as those of its samples."""
         if metadata.size:
             for part in _by_partition(metadata):
-                await self._await(_requests.set_custom_meta(_session.current(timeout=timeout), part, timeout))
+                await self._await(_requests.set_custom_meta(self._session(timeout), part, timeout))
 
     # ---- status -----------------------------------------------------------------------------------------------------
 
     async def _status(self, op: Op, body: list[Any], timeout: float | None) -> tuple[list[int], int, bytes] | None:
-        return await self._await(_requests.status(_session.current(timeout=timeout), op, body, timeout))
+        return await self._await(_requests.status(self._session(timeout), op, body, timeout))
 
     async def async_get_consumption_status(
         self, task_name: str, partition_id: str, timeout: float | None = None
@@ -222,8 +272,8 @@ class AsyncTransferQueueClient:
         self, task_name: str, partition_id: str, timeout: float | None = None
     ) -> bool:
         """Whether the task has consumed every sample; False for an unknown or empty partition."""
-        _, consumed = await self.async_get_consumption_status(task_name, partition_id, timeout)
-        return consumed is not None and consumed.numel() > 0 and bool(consumed.all())
+        known = await self._await(_requests.progress(self._session(timeout), partition_id, task_name, timeout))
+        return known is not None and known[0] > 0 and known[0] == known[1]
 
     async def async_check_production_status(
         self, data_fields: list[str], partition_id: str, timeout: float | None = None
@@ -232,22 +282,29 @@ class AsyncTransferQueueClient:
         _, produced = await self.async_get_production_status(data_fields, partition_id, timeout)
         return produced is not None and bool(produced.all())
 
+    async def async_check_production_completed(self, partition_id: str, timeout: float | None = None) -> bool:
+        """Whether a ``put(..., is_last=True)`` has declared the production of a partition complete."""
+        return (await self._await(_requests.stream(self._session(timeout), partition_id, None, timeout)))[0]
+
+    async def async_check_stream_drained(self, task_name: str, partition_id: str, timeout: float | None = None) -> bool:
+        """Whether production is complete and the task has consumed every sample; False for an unknown partition."""
+        session = self._session(timeout)
+        return (await self._await(_requests.stream(session, partition_id, task_name, timeout)))[1]
+
     async def async_reset_consumption(
         self, partition_id: str, task_name: str | None = None, timeout: float | None = None
     ) -> bool:
         """Forget what a task, or every task, has consumed."""
-        await self._await(
-            _requests.reset_consumption(_session.current(timeout=timeout), partition_id, task_name, timeout)
-        )
+        await self._await(_requests.reset_consumption(self._session(timeout), partition_id, task_name, timeout))
         return True
 
     async def async_get_partition_list(self, timeout: float | None = None) -> list[str]:
         """Names of the partitions in the order of their creation."""
-        return await self._await(_requests.partitions(_session.current(timeout=timeout), timeout))
+        return await self._await(_requests.partitions(self._session(timeout), timeout))
 
     async def async_list_units(self, timeout: float | None = None) -> list[UnitInfo]:
         """The storage units of the session."""
-        return [_unit(row) for row in await self._await(_requests.units(_session.current(timeout=timeout), timeout))]
+        return unit_infos(await self._await(_requests.units(self._session(timeout), timeout)))
 
     # ---- checkpoints ------------------------------------------------------------------------------------------------
 
@@ -273,12 +330,16 @@ class AsyncTransferQueueClient:
         await self._await(_checkpoints.load("values", directory, "load_storage_checkpoint", timeout))
 
     def close(self) -> None:
-        """Nothing to do: the client holds nothing. ``transfer_queue.close()`` leaves the session."""
+        """Leave a session that this process has joined only by clients made by hand.
+
+        The session that ``init`` opened or joined is left by ``transfer_queue.close()``.
+        """
+        _session.leave(self.controller_info)
 
 
-def _unit(row: list[Any]) -> UnitInfo:
-    name, state, host, used, limit, disk, disk_limit, samples, sample_limit, cells, leases, staged = row[:12]
-    return UnitInfo(name, state, host, used, limit, disk, disk_limit, samples, sample_limit, cells, leases, staged)
+def unit_infos(rows: list[list[Any]]) -> list[UnitInfo]:
+    """The units of an answer to a request for them."""
+    return [UnitInfo(*row[: len(UnitInfo._fields)]) for row in rows]
 
 
 def _joined(parts: list[TensorDict], metadata: BatchMeta) -> TensorDict:
@@ -303,10 +364,7 @@ class _Waiting(AsyncTransferQueueClient):
     """The same coroutines with calls that wait, so that they run to their end when they are started."""
 
     async def _await(self, call: Call[_T]) -> _T:
-        return _calls.run(_session.current().handle, call)
-
-
-_waiting = _Waiting()
+        return _calls.run(self._session().handle, call)
 
 
 def _finished(work: Coroutine[Any, Any, _T]) -> _T:
@@ -338,6 +396,16 @@ class TransferQueueClient(AsyncTransferQueueClient):
         >>> tq.close()
     """
 
+    def __init__(
+        self,
+        client_id: str,
+        controller_info: ZMQServerInfo,
+        zmq_io_threads: int | None = None,
+        zmq_max_sockets: int | None = None,
+    ) -> None:
+        super().__init__(client_id, controller_info, zmq_io_threads, zmq_max_sockets)
+        self._sync = _Waiting(client_id, controller_info)
+
     def get_meta(
         self,
         data_fields: list[str],
@@ -347,10 +415,13 @@ class TransferQueueClient(AsyncTransferQueueClient):
         task_name: str | None = None,
         sampling_config: dict[str, Any] | None = None,
         timeout: float | None = None,
+        token_budget: float | None = None,
     ) -> BatchMeta:
         """See `async_get_meta`."""
         return _finished(
-            _waiting.async_get_meta(data_fields, batch_size, partition_id, mode, task_name, sampling_config, timeout)
+            self._sync.async_get_meta(
+                data_fields, batch_size, partition_id, mode, task_name, sampling_config, timeout, token_budget
+            )
         )
 
     def put(
@@ -360,13 +431,15 @@ class TransferQueueClient(AsyncTransferQueueClient):
         partition_id: str | None = None,
         data_parser: Any = None,
         timeout: float | None = None,
+        custom_meta: list[dict[str, Any]] | None = None,
+        is_last: bool = False,
     ) -> BatchMeta:
         """See `async_put`."""
-        return _finished(_waiting.async_put(data, metadata, partition_id, data_parser, timeout))
+        return _finished(self._sync.async_put(data, metadata, partition_id, data_parser, timeout, custom_meta, is_last))
 
     def update(self, metadata: BatchMeta, values: TensorDict, merge_fn: Any, timeout: float | None = None) -> BatchMeta:
         """See `async_update`."""
-        return _finished(_waiting.async_update(metadata, values, merge_fn, timeout))
+        return _finished(self._sync.async_update(metadata, values, merge_fn, timeout))
 
     def get_data(
         self,
@@ -376,15 +449,15 @@ class TransferQueueClient(AsyncTransferQueueClient):
         timeout: float | None = None,
     ) -> TensorDict:
         """See `async_get_data`."""
-        return _finished(_waiting.async_get_data(metadata, layout, copy, timeout))
+        return _finished(self._sync.async_get_data(metadata, layout, copy, timeout))
 
     def clear_samples(self, metadata: BatchMeta, timeout: float | None = None) -> None:
         """See `async_clear_samples`."""
-        return _finished(_waiting.async_clear_samples(metadata, timeout))
+        return _finished(self._sync.async_clear_samples(metadata, timeout))
 
     def clear_partition(self, partition_id: str, timeout: float | None = None) -> None:
         """See `async_clear_partition`."""
-        return _finished(_waiting.async_clear_partition(partition_id, timeout))
+        return _finished(self._sync.async_clear_partition(partition_id, timeout))
 
     def kv_retrieve_meta(
         self,
@@ -394,7 +467,7 @@ class TransferQueueClient(AsyncTransferQueueClient):
         timeout: float | None = None,
     ) -> BatchMeta:
         """See `async_kv_retrieve_meta`."""
-        return _finished(_waiting.async_kv_retrieve_meta(keys, partition_id, create, timeout))
+        return _finished(self._sync.async_kv_retrieve_meta(keys, partition_id, create, timeout))
 
     def kv_retrieve_keys(
         self,
@@ -403,11 +476,11 @@ class TransferQueueClient(AsyncTransferQueueClient):
         timeout: float | None = None,
     ) -> list[str | None]:
         """See `async_kv_retrieve_keys`."""
-        return _finished(_waiting.async_kv_retrieve_keys(global_indexes, partition_id, timeout))
+        return _finished(self._sync.async_kv_retrieve_keys(global_indexes, partition_id, timeout))
 
     def kv_list(self, partition_id: str | None = None, timeout: float | None = None) -> dict[str, Any]:
         """See `async_kv_list`."""
-        return _finished(_waiting.async_kv_list(partition_id, timeout))
+        return _finished(self._sync.async_kv_list(partition_id, timeout))
 
     def kv_clear_fields(
         self,
@@ -417,11 +490,11 @@ class TransferQueueClient(AsyncTransferQueueClient):
         timeout: float | None = None,
     ) -> None:
         """See `async_kv_clear_fields`."""
-        return _finished(_waiting.async_kv_clear_fields(keys, partition_id, fields, timeout))
+        return _finished(self._sync.async_kv_clear_fields(keys, partition_id, fields, timeout))
 
     def set_custom_meta(self, metadata: BatchMeta, timeout: float | None = None) -> None:
         """See `async_set_custom_meta`."""
-        return _finished(_waiting.async_set_custom_meta(metadata, timeout))
+        return _finished(self._sync.async_set_custom_meta(metadata, timeout))
 
     def get_consumption_status(
         self,
@@ -430,7 +503,7 @@ class TransferQueueClient(AsyncTransferQueueClient):
         timeout: float | None = None,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """See `async_get_consumption_status`."""
-        return _finished(_waiting.async_get_consumption_status(task_name, partition_id, timeout))
+        return _finished(self._sync.async_get_consumption_status(task_name, partition_id, timeout))
 
     def get_production_status(
         self,
@@ -439,40 +512,48 @@ class TransferQueueClient(AsyncTransferQueueClient):
         timeout: float | None = None,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """See `async_get_production_status`."""
-        return _finished(_waiting.async_get_production_status(data_fields, partition_id, timeout))
+        return _finished(self._sync.async_get_production_status(data_fields, partition_id, timeout))
 
     def check_consumption_status(self, task_name: str, partition_id: str, timeout: float | None = None) -> bool:
         """See `async_check_consumption_status`."""
-        return _finished(_waiting.async_check_consumption_status(task_name, partition_id, timeout))
+        return _finished(self._sync.async_check_consumption_status(task_name, partition_id, timeout))
+
+    def check_production_completed(self, partition_id: str, timeout: float | None = None) -> bool:
+        """See `async_check_production_completed`."""
+        return _finished(self._sync.async_check_production_completed(partition_id, timeout))
+
+    def check_stream_drained(self, task_name: str, partition_id: str, timeout: float | None = None) -> bool:
+        """See `async_check_stream_drained`."""
+        return _finished(self._sync.async_check_stream_drained(task_name, partition_id, timeout))
 
     def check_production_status(self, data_fields: list[str], partition_id: str, timeout: float | None = None) -> bool:
         """See `async_check_production_status`."""
-        return _finished(_waiting.async_check_production_status(data_fields, partition_id, timeout))
+        return _finished(self._sync.async_check_production_status(data_fields, partition_id, timeout))
 
     def reset_consumption(self, partition_id: str, task_name: str | None = None, timeout: float | None = None) -> bool:
         """See `async_reset_consumption`."""
-        return _finished(_waiting.async_reset_consumption(partition_id, task_name, timeout))
+        return _finished(self._sync.async_reset_consumption(partition_id, task_name, timeout))
 
     def get_partition_list(self, timeout: float | None = None) -> list[str]:
         """See `async_get_partition_list`."""
-        return _finished(_waiting.async_get_partition_list(timeout))
+        return _finished(self._sync.async_get_partition_list(timeout))
 
     def list_units(self, timeout: float | None = None) -> list[UnitInfo]:
         """See `async_list_units`."""
-        return _finished(_waiting.async_list_units(timeout))
+        return _finished(self._sync.async_list_units(timeout))
 
     def save_controller_checkpoint(self, path: Any, timeout: float | None = None) -> None:
         """See `async_save_controller_checkpoint`."""
-        return _finished(_waiting.async_save_controller_checkpoint(path, timeout))
+        return _finished(self._sync.async_save_controller_checkpoint(path, timeout))
 
     def load_controller_checkpoint(self, path: Any, timeout: float | None = None) -> None:
         """See `async_load_controller_checkpoint`."""
-        return _finished(_waiting.async_load_controller_checkpoint(path, timeout))
+        return _finished(self._sync.async_load_controller_checkpoint(path, timeout))
 
     def save_storage_checkpoint(self, directory: Any, timeout: float | None = None) -> None:
         """See `async_save_storage_checkpoint`."""
-        return _finished(_waiting.async_save_storage_checkpoint(directory, timeout))
+        return _finished(self._sync.async_save_storage_checkpoint(directory, timeout))
 
     def load_storage_checkpoint(self, directory: Any, timeout: float | None = None) -> None:
         """See `async_load_storage_checkpoint`."""
-        return _finished(_waiting.async_load_storage_checkpoint(directory, timeout))
+        return _finished(self._sync.async_load_storage_checkpoint(directory, timeout))

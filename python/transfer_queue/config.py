@@ -256,8 +256,10 @@ _KNOWN: dict[str, _Check] = {
     "client.timeout_s": _number("a number above 0", lambda seconds: seconds > 0),
     "client.layout": _choice("jagged", "dense"),
     "controller.polling_mode": _flag,
+    "controller.sampler_timeout_s": _number("a number above 0", lambda seconds: seconds > 0),
     "metrics.enabled": _flag,
     "metrics.port": _port,
+    "metrics.host": _or_null(_name),
     "backend.storage_backend": _name,
 }
 

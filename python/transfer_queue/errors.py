@@ -152,7 +152,7 @@ class InternalError(TransferQueueError):
 
 
 class FailedError(TransferQueueError):
-    """A callable of the user failed: a merge function or a data parser."""
+    """A callable of the user failed: a merge function, a data parser, or a sampler."""
 
     code = Code.FAILED
 

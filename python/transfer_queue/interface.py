@@ -26,7 +26,7 @@ from transfer_queue.checkpoint import (  # noqa: F401  programs look for them he
     read_row_index,
     save_checkpoint,
 )
-from transfer_queue.client import TransferQueueClient, UnitInfo
+from transfer_queue.client import TransferQueueClient, UnitInfo, unit_infos
 from transfer_queue.errors import DeadlineExceededError, NotInitializedError, TransferQueueError
 from transfer_queue.merge import NativeMerge
 from transfer_queue.metadata import KVBatchMeta
@@ -71,7 +71,7 @@ def init(conf: Any = None) -> Any:
     sampler.resolve(effective["controller"]["sampler"])
     session = _session.open_session(effective)
     if _TQ_CLIENT is None:
-        _TQ_CLIENT = TransferQueueClient(f"TransferQueueClient_{session.pid}")
+        _TQ_CLIENT = TransferQueueClient(f"TransferQueueClient_{session.pid}", session.info)
     return session.config
 
 
@@ -92,28 +92,41 @@ def get_client() -> TransferQueueClient:
     if _TQ_CLIENT is None:
         if not _session.has_session():
             raise NotInitializedError("this process has no session, call init() first", "get_client")
-        _TQ_CLIENT = TransferQueueClient("TransferQueueClient")
+        session = _session.current("get_client")
+        _TQ_CLIENT = TransferQueueClient(f"TransferQueueClient_{session.pid}", session.info)
     return _TQ_CLIENT
 
 
 def get_metrics_endpoint() -> str | None:
-    """``host:port`` of the metrics page, None without a session or without metrics."""
-    if not _session.has_session():
+    """``host:port`` of the metrics page of the session, which is at ``http://host:port/metrics``.
+
+    A process without a session joins the one that runs on this host. None when there is none, or it serves no metrics.
+
+    Example:
+        >>> import transfer_queue as tq
+        >>> conf = tq.init({"metrics": {"enabled": True}})
+        >>> tq.get_metrics_endpoint() == conf.metrics.endpoint
+        True
+        >>> tq.close()
+    """
+    try:
+        session = _session.current("get_metrics_endpoint")
+    except NotInitializedError:
         return None
-    metrics = _session.current().config.get("metrics") or {}
-    endpoint: str | None = metrics.get("endpoint") if metrics.get("enabled") else None
+    endpoint: str | None = (session.config.get("metrics") or {}).get("endpoint")
     return endpoint
 
 
 def list_units(timeout: float | None = None) -> list[UnitInfo]:
     """The storage units with their state, memory and limits."""
     session = _session.current("list_units", timeout)
-    return TransferQueueClient().list_units(timeout=_requests.seconds(timeout, session.timeout_s))
+    return unit_infos(_calls.run(session.handle, _requests.units(session, timeout)))
 
 
 async def async_list_units(timeout: float | None = None) -> list[UnitInfo]:
     """Async twin of `list_units`."""
-    return await TransferQueueClient().async_list_units(timeout=timeout)
+    session = _session.current("list_units", timeout)
+    return unit_infos(await _calls.run_async(session.handle, _requests.units(session, timeout)))
 
 
 # ---- put ------------------------------------------------------------------------------------------------------------

@@ -14,15 +14,15 @@ import copy
 import dataclasses
 import logging
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
 
 from transfer_queue._field_schema import FieldSchema, Pick
+from transfer_queue._sample_view import Samples, SampleView
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
@@ -31,19 +31,32 @@ __all__ = ["BatchMeta", "FieldSchema", "KVBatchMeta", "SampleView"]
 
 _log = logging.getLogger(__name__)
 
+_SHOWN = 8  # indexes in the text of a batch
+
 # Values that a copy may share: a dict of these needs no deep copy.
 _ATOMS = frozenset({str, int, float, bool, bytes, complex, type(None)})
 
 
-def _positions(rows: Any, size: int, what: str) -> list[int]:
-    """Positions in a batch as a list of ints, all inside it."""
+def _positions(rows: Any, size: int, what: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Positions in a batch as int64[rows], all inside it."""
+    try:
+        out = _whole_numbers(rows)
+    except OverflowError:
+        raise ValueError(f"{what}: indices must be in range [0, {size})") from None
+    outside = (out < 0) | (out >= size)
+    if outside.any():
+        raise ValueError(f"{what}: indices must be in range [0, {size}), got {out[outside][0]}")
+    return out
+
+
+def _whole_numbers(rows: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """int64[rows] of anything that can be an index."""
+    numbers = np.asarray(rows) if isinstance(rows, list | tuple | np.ndarray | torch.Tensor) else np.empty(0)
+    if numbers.ndim == 1 and numbers.dtype.kind == "i":
+        return numbers.astype(np.int64, copy=False)
     if isinstance(rows, torch.Tensor | np.ndarray):
         rows = rows.tolist()
-    out = list(map(operator.index, rows))
-    if out and not (min(out) >= 0 and max(out) < size):
-        outside = next(row for row in out if not 0 <= row < size)
-        raise ValueError(f"{what}: index {outside} is outside of a batch of {size} samples")
-    return out
+    return np.array(list(map(operator.index, rows)), dtype=np.int64)
 
 
 def _chunk_slices(size: int, chunks: int) -> list[slice]:
@@ -88,7 +101,7 @@ def _merge_extra_info(infos: Iterable[Mapping[str, Any] | None]) -> dict[str, An
 
 
 def _wrong_length(what: str, got: int, want: int) -> ValueError:
-    return ValueError(f"batch meta: {got} {what} for {want} samples")
+    return ValueError(f"batch meta: length mismatch: {what} length {got} != batch_size {want}")
 
 
 class BatchMeta:
@@ -148,8 +161,8 @@ class BatchMeta:
         custom_meta: Sequence[Mapping[str, Any]] | None = None,
         _custom_backend_meta: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
-        self.global_indexes = list(global_indexes or [])
-        self.partition_ids = list(partition_ids or [])
+        self.global_indexes = _listed(global_indexes)
+        self.partition_ids = _listed(partition_ids)
         size = len(self.global_indexes)
         if len(self.partition_ids) != size:
             raise _wrong_length("partition_ids", len(self.partition_ids), size)
@@ -158,7 +171,7 @@ class BatchMeta:
         else:
             self.production_status = np.array(production_status, dtype=np.int8).reshape(-1)
             if len(self.production_status) != size:
-                raise _wrong_length("values of production_status", len(self.production_status), size)
+                raise _wrong_length("production_status", len(self.production_status), size)
         self._fields = {}
         self._set_fields({name: FieldSchema.from_dict(one) for name, one in (field_schema or {}).items()})
         self.extra_info = dict(extra_info or {})
@@ -283,7 +296,7 @@ class BatchMeta:
     @property
     def samples(self) -> Sequence[SampleView]:
         """Read-only views of the samples."""
-        return _Samples(self)
+        return Samples(self)
 
     def get_dtypes(self, field_name: str) -> list[torch.dtype | None]:
         """The dtype of every sample in a field.
@@ -305,11 +318,14 @@ class BatchMeta:
         try:
             return self._fields[name]
         except KeyError:
-            raise KeyError(f"field {name!r} is not in {self.field_names}") from None
+            raise KeyError(f"field {name!r} not found in field_schema, which has {self.field_names}") from None
 
     def __repr__(self) -> str:
-        ready = "ready" if self._ready else "not ready"
-        return f"BatchMeta({self.size} samples, fields={self.field_names}, {ready})"
+        shown = ", ".join(map(str, self.global_indexes[:_SHOWN])) + (", ..." if self.size > _SHOWN else "")
+        return (
+            f"BatchMeta(size={self.size}, field_names={self.field_names}, is_ready={self._ready}, "
+            f"global_indexes=[{shown}], extra_info={self.extra_info})"
+        )
 
     # ---- fields -----------------------------------------------------------------------------------------------------
 
@@ -331,7 +347,7 @@ class BatchMeta:
             _log.warning("add_fields: the data has no rows, nothing was added")
             return self
         if rows != self.size:
-            raise ValueError(f"add_fields: {rows} rows of data for {self.size} samples")
+            raise ValueError(f"add_fields: batch size mismatch: {rows} rows of data for {self.size} samples")
         from transfer_queue._columns import pack_table
 
         return self._apply_columns(pack_table(tensor_dict).schemas(), set_all_ready)
@@ -362,7 +378,7 @@ class BatchMeta:
     def _check_fields(self, fields: Mapping[str, FieldSchema]) -> None:
         for name, field in fields.items():
             if field.rows is not None and field.rows != self.size:
-                raise ValueError(f"batch meta: field {name!r}: {field.rows} per_sample_shapes for {self.size} samples")
+                raise _wrong_length(f"field {name!r}: per_sample_shapes", field.rows, self.size)
 
     def _refresh_ready(self) -> None:
         self._ready = bool(self.global_indexes) and bool((self.production_status == 1).all())
@@ -412,7 +428,7 @@ class BatchMeta:
         if custom_meta is None:
             return
         if len(custom_meta) != self.size:
-            raise ValueError(f"update_custom_meta: {len(custom_meta)} dicts for {self.size} samples")
+            raise ValueError(f"update_custom_meta: {len(custom_meta)} dicts must match the batch size: {self.size}")
         for tags, more in zip(self.custom_meta, custom_meta, strict=True):
             tags.update(more)
 
@@ -450,10 +466,10 @@ class BatchMeta:
         if isinstance(item, slice):
             return self._take(Pick(item, self.size))
         if isinstance(item, bool) or not isinstance(item, int | np.integer):
-            raise TypeError(f"batch meta: index of type {type(item).__name__}, want int or slice")
+            raise TypeError(f"batch meta: indexing with {type(item)} is not supported, want int or slice")
         row = int(item) + self.size if item < 0 else int(item)
         if not 0 <= row < self.size:
-            raise IndexError(f"batch meta: index {item} is outside of a batch of {self.size} samples")
+            raise IndexError(f"BatchMeta index out of range: {item} for {self.size} samples")
         return self._take(Pick(slice(row, row + 1), self.size))
 
     def chunk(self, chunks: int) -> list[BatchMeta]:
@@ -469,7 +485,7 @@ class BatchMeta:
 
     def _take(self, pick: Pick) -> BatchMeta:
         out = BatchMeta._make(
-            pick.list(self.global_indexes),
+            pick.ints(self.global_indexes),
             pick.list(self.partition_ids),
             pick.array(self._generations),
             {name: field.take(pick) for name, field in self._fields.items()},
@@ -499,9 +515,11 @@ class BatchMeta:
         if not self or not other:
             return (other if other else self).copy()
         if self.global_indexes != other.global_indexes:
-            raise ValueError("union: global_indexes do not match")
+            raise ValueError(
+                f"union: global_indexes do not match{_difference(self.global_indexes, other.global_indexes)}"
+            )
         if self.partition_ids != other.partition_ids:
-            raise ValueError("union: partition_ids do not match")
+            raise ValueError(f"union: partition_ids do not match{_difference(self.partition_ids, other.partition_ids)}")
         out = self._take(Pick(slice(None), self.size))
         out._fields = {**self._fields, **other._fields}
         out.production_status &= other.production_status
@@ -522,7 +540,8 @@ class BatchMeta:
 
         Args:
             data: the batches.
-            validate: check that all have the same fields with the same dtypes.
+            validate: check that all have the same fields with the same dtypes. Without it, the fields are those of the
+                first batch, also for rows that may not have them.
 
         Raises:
             ValueError: fields or dtypes differ, or `extra_info` has conflicting values.
@@ -533,10 +552,11 @@ class BatchMeta:
         if validate:
             _check_same_fields(parts)
         fields = {}
-        for name in parts[0]._fields:
-            holders = [part for part in parts if name in part._fields]
-            if len(holders) == len(parts):
-                fields[name] = FieldSchema.concat([(part._fields[name], part.size) for part in holders])
+        for name, first in parts[0]._fields.items():
+            missing = FieldSchema(
+                first.dtype, first.shape, is_nested=first.is_nested, is_non_tensor=first.is_non_tensor
+            )
+            fields[name] = FieldSchema.concat([(part._fields.get(name, missing), part.size) for part in parts])
         out = cls._make(
             list(chain.from_iterable(part.global_indexes for part in parts)),
             list(chain.from_iterable(part.partition_ids for part in parts)),
@@ -571,12 +591,13 @@ class BatchMeta:
         """
         rows = _positions(indices, self.size, "reorder")
         if len(rows) != self.size:
-            raise ValueError(f"reorder: {len(rows)} indices for {self.size} samples")
-        if len(set(rows)) != len(rows):
-            raise ValueError("reorder: indices contain duplicates")
+            raise ValueError(f"reorder: indices length {len(rows)} mismatch batch size {self.size}")
+        if np.bincount(rows, minlength=self.size).max(initial=0) > 1:
+            raise ValueError("reorder: Indices contain duplicates")
         pick = Pick(rows, self.size)
-        self.global_indexes = pick.list(self.global_indexes)
-        self.partition_ids = pick.list(self.partition_ids)
+        self.global_indexes = pick.ints(self.global_indexes)
+        if not self._in_one_partition():
+            self.partition_ids = pick.list(self.partition_ids)
         self._generations = pick.array(self._generations)
         self.production_status = pick.array(self.production_status)
         self._fields = {name: field.take(pick) for name, field in self._fields.items()}
@@ -584,6 +605,9 @@ class BatchMeta:
             self._tags = pick.list(self._tags)
         if self._backend_meta is not None:
             self._backend_meta = pick.list(self._backend_meta)
+
+    def _in_one_partition(self) -> bool:
+        return not self.partition_ids or self.partition_ids.count(self.partition_ids[0]) == len(self.partition_ids)
 
     def copy(self) -> BatchMeta:
         """A deep copy."""
@@ -610,11 +634,9 @@ class BatchMeta:
     # ---- pickling ---------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        first = self.partition_ids[0] if self.partition_ids else ""
-        one_partition = self.partition_ids.count(first) == self.size
         return {
             "global_indexes": np.array(self.global_indexes, dtype=np.int64),
-            "partition_ids": first if one_partition else self.partition_ids,
+            "partition_ids": self.partition_ids[0] if self.size and self._in_one_partition() else self.partition_ids,
             "generations": np.ascontiguousarray(self._generations),
             "fields": self._fields,
             "production_status": np.ascontiguousarray(self.production_status),
@@ -642,6 +664,20 @@ def _int64s(numbers: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
     return np.asarray(numbers, dtype=np.int64)
 
 
+def _listed(values: Any) -> list[Any]:
+    if isinstance(values, np.ndarray | torch.Tensor):
+        return list(values.tolist())
+    return [] if values is None else list(values)
+
+
+def _difference(left: Sequence[Any], right: Sequence[Any]) -> str:
+    """The first place where two lists differ, as the end of a sentence."""
+    if len(left) != len(right):
+        return f": {len(left)} and {len(right)} samples"
+    row = next(row for row, (one, other) in enumerate(zip(left, right, strict=True)) if one != other)
+    return f": {left[row]!r} and {right[row]!r} at row {row}"
+
+
 def _per_sample_dicts(what: str, dicts: Sequence[Mapping[str, Any]] | None, size: int) -> list[dict[str, Any]] | None:
     if dicts is None:
         return None
@@ -661,86 +697,11 @@ def _check_same_fields(parts: Sequence[BatchMeta]) -> None:
     first = parts[0]
     for part in parts[1:]:
         if part.field_names != first.field_names:
-            raise ValueError(f"concat: field names do not match: {part.field_names} and {first.field_names}")
+            raise ValueError(f"concat: field_names mismatch: {part.field_names} and {first.field_names}")
         for name, field in part._fields.items():
             want = first._fields[name]
             if field.dtype != want.dtype:
-                raise ValueError(f"concat: field {name!r}: dtype {field.dtype} does not match {want.dtype}")
-
-
-class SampleView:
-    """One sample of a `BatchMeta`, read-only."""
-
-    __slots__ = ("_batch", "_row")
-
-    def __init__(self, batch: BatchMeta, row: int) -> None:
-        self._batch, self._row = batch, row
-
-    @property
-    def global_index(self) -> int:
-        """Index of the sample."""
-        return self._batch.global_indexes[self._row]
-
-    @property
-    def partition_id(self) -> str:
-        """Partition of the sample."""
-        return self._batch.partition_ids[self._row]
-
-    @property
-    def production_status(self) -> int:
-        """1 when the sample is ready."""
-        return int(self._batch.production_status[self._row])
-
-    @property
-    def custom_meta(self) -> Mapping[str, Any]:
-        """Tags of the sample."""
-        tags = self._batch._tags
-        return MappingProxyType({} if tags is None else tags[self._row])
-
-    @property
-    def fields(self) -> Mapping[str, Mapping[str, Any]]:
-        """Field -> ``{dtype, shape, is_nested, is_non_tensor}`` with the shape of this sample."""
-        return MappingProxyType(
-            {
-                name: MappingProxyType(
-                    {
-                        "dtype": field.dtype,
-                        "shape": field.row_shape(self._row),
-                        "is_nested": field.is_nested,
-                        "is_non_tensor": field.is_non_tensor,
-                    }
-                )
-                for name, field in self._batch._fields.items()
-            }
-        )
-
-    def __repr__(self) -> str:
-        return f"SampleView(global_index={self.global_index}, partition_id={self.partition_id!r})"
-
-
-class _Samples(Sequence[SampleView]):
-    """The samples of a batch as a sequence that makes its items when they are asked for."""
-
-    __slots__ = ("_batch",)
-
-    def __init__(self, batch: BatchMeta) -> None:
-        self._batch = batch
-
-    def __len__(self) -> int:
-        return self._batch.size
-
-    @overload
-    def __getitem__(self, item: int) -> SampleView: ...
-    @overload
-    def __getitem__(self, item: slice) -> list[SampleView]: ...
-    def __getitem__(self, item: int | slice) -> SampleView | list[SampleView]:
-        rows = range(self._batch.size)[item]
-        if isinstance(rows, range):
-            return [SampleView(self._batch, row) for row in rows]
-        return SampleView(self._batch, rows)
-
-    def __iter__(self) -> Iterator[SampleView]:
-        return (SampleView(self._batch, row) for row in range(self._batch.size))
+                raise ValueError(f"concat: field {name!r}: dtype mismatch: {field.dtype} and {want.dtype}")
 
 
 @dataclasses.dataclass

@@ -367,7 +367,7 @@ def test_the_timeout_of_a_call_covers_the_joining_of_a_session(locked: Path) -> 
     """An owner that holds the lock and never publishes its session: calls end near their own deadline, not at 60 s."""
     import transfer_queue as tq
 
-    for call in (lambda: tq.kv_list(timeout=1.2), lambda: tq.TransferQueueClient().get_partition_list(timeout=1.2)):
+    for call in (lambda: tq.kv_list(timeout=1.2), lambda: tq.list_units(timeout=1.2)):
         began = time.monotonic()
         with pytest.raises(ConnectionError, match=r"did not answer within 1\.2 s"):
             call()

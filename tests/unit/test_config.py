@@ -38,7 +38,12 @@ def test_defaults_are_those_of_the_peer_and_ours():
     conf = yaml.safe_load((resources.files("transfer_queue") / "config.yaml").read_text())
     assert conf == defaults()
     assert conf["metrics"] == {"enabled": False, "port": 0}
-    assert conf["controller"] == {"sampler": "SequentialSampler", "polling_mode": False, "zmq_info": None}
+    assert conf["controller"] == {
+        "sampler": "SequentialSampler",
+        "sampler_timeout_s": 30,
+        "polling_mode": False,
+        "zmq_info": None,
+    }
     assert (conf["runtime"], conf["namespace"], conf["client"]) == (
         "auto",
         "default",
@@ -172,6 +177,8 @@ WRONG = [
     ({"client": 5}, "client: got 5, want a mapping"),
     ({"metrics": {"enabled": "yes"}}, "metrics.enabled: got 'yes', want true or false"),
     ({"metrics": {"port": 70000}}, "metrics.port: got 70000, want a whole number from 0 to 65535"),
+    ({"metrics": {"host": 5}}, "metrics.host: got 5, want a name"),
+    ({"metrics": {"host": ""}}, "metrics.host: got '', want a name"),
     ({"controller": {"polling_mode": 1}}, "controller.polling_mode: got 1"),
     ({"backend": {"storage_backend": None}}, "backend.storage_backend: got None, want a name"),
     (

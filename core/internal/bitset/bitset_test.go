@@ -89,7 +89,17 @@ func TestQueryAgainstANaiveOne(t *testing.T) {
 		require.Empty(t, q.Append(nil, 0))
 		probe := []int64{base + span, base, -1, base + span/2, base}
 		require.Equal(t, slices.DeleteFunc(slices.Clone(probe), func(i int64) bool { return !slices.Contains(want, i) }), q.Filter(probe))
+		for range 20 {
+			from := base + rng.Int64N(span)
+			to := from + rng.Int64N(span)
+			inside := slices.ContainsFunc(want, func(i int64) bool { return from <= i && i < to })
+			require.Equal(t, inside, setOf(want).HasIn(from, to), "%d to %d", from, to)
+		}
 		for w := base >> 6; w <= (base+span)>>6; w++ {
+			selected := q.Word(w)
+			for bit := range int64(64) {
+				require.Equal(t, slices.Contains(want, w<<6+bit), selected>>bit&1 == 1)
+			}
 			for bit := range int64(64) {
 				if maps[0][w<<6+bit] != (sets[0].Word(w)>>bit&1 == 1) {
 					t.Fatalf("bit %d of word %d", bit, w)
@@ -97,6 +107,12 @@ func TestQueryAgainstANaiveOne(t *testing.T) {
 			}
 		}
 	}
+}
+
+func setOf(indexes []int64) *Set {
+	s := &Set{}
+	s.AddAll(NewMask(indexes))
+	return s
 }
 
 func TestFreeTakesTheSmallestNumbers(t *testing.T) {

@@ -82,6 +82,24 @@ func (s *Set) page(number int64) *[pageWords]uint64 {
 	return s.pages[at].words
 }
 
+// Word returns the selected among the 64 from 64*w on as bits, the smallest in the lowest bit.
+func (q Query) Word(w int64) uint64 {
+	word := q.All[0].word(w)
+	for _, s := range q.Not {
+		if word == 0 {
+			return 0
+		}
+		word &^= s.word(w)
+	}
+	for _, s := range q.All[1:] {
+		if word == 0 {
+			return 0
+		}
+		word &= s.word(w)
+	}
+	return word
+}
+
 // Count returns how many are selected, but counts no further than limit when limit is not negative.
 func (q Query) Count(limit int) int {
 	n := 0

@@ -43,6 +43,23 @@ func (s *Set) word(w int64) uint64 {
 // Word returns the 64 members from 64*w on as bits, the smallest in the lowest bit.
 func (s *Set) Word(w int64) uint64 { return s.word(w) }
 
+// HasIn reports whether some i with from <= i < to is a member.
+func (s *Set) HasIn(from, to int64) bool {
+	for w := from >> 6; w<<6 < to; w++ {
+		word := s.word(w)
+		if low := from - w<<6; low > 0 {
+			word &= ^uint64(0) << uint64(low)
+		}
+		if high := to - w<<6; high < wordBits {
+			word &= 1<<uint64(high) - 1
+		}
+		if word != 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // Add makes i a member and reports whether it was none before.
 func (s *Set) Add(i int64) bool { return s.addBits(i>>6, 1<<(uint64(i)&63)) > 0 }
 

@@ -1,0 +1,225 @@
+package controller
+
+import (
+	"context"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"transferqueue/core/internal/metrics"
+	"transferqueue/core/schema"
+	"transferqueue/core/store"
+	"transferqueue/core/tqerr"
+	"transferqueue/core/unit"
+	"transferqueue/core/wire"
+)
+
+// kind says as what a request is counted: its number, or one of the numbers behind them.
+type kind int
+
+var (
+	kindClearFields = kind(len(wire.OpNames()))
+	numKinds        = kindClearFields + 1
+)
+
+// kindNames are the names that dashboards of the peer package know. A write in two steps is counted by its commit, as the
+// notice of written data; its first step has a name of its own. Requests without a line have their own name.
+var kindNames = map[kind]string{
+	kind(wire.OpPut):          "RESERVE_DATA",
+	kind(wire.OpCommit):       "NOTIFY_DATA_UPDATE",
+	kind(wire.OpGet):          "GET_DATA",
+	kind(wire.OpClear):        "CLEAR_META",
+	kindClearFields:           "KV_CLEAR_FIELDS",
+	kind(wire.OpList):         "KV_LIST",
+	kind(wire.OpMeta):         "GET_META",
+	kind(wire.OpRetrieveMeta): "KV_RETRIEVE_META",
+	kind(wire.OpRetrieveKeys): "KV_RETRIEVE_KEYS",
+	kind(wire.OpSetTags):      "SET_CUSTOM_META",
+	kind(wire.OpConsumption):  "GET_CONSUMPTION",
+	kind(wire.OpProduction):   "GET_PRODUCTION",
+	kind(wire.OpPartitions):   "GET_LIST_PARTITIONS",
+	kind(wire.OpUnits):        "LIST_UNITS",
+}
+
+func (k kind) String() string {
+	if name, known := kindNames[k]; known {
+		return name
+	}
+	return strings.ToUpper(wire.Op(k).String())
+}
+
+// counters are what a server counts beside its state.
+type counters struct {
+	requests    []metrics.Series // by kind
+	waitingPuts atomic.Int64
+}
+
+// measured is what a call notes for its counters.
+type measured struct {
+	kind    kind
+	began   time.Time
+	samples int // that it touches when it succeeds
+}
+
+// observe counts a call that has ended. One that its caller has given up is not an error.
+func (c *call) observe(code tqerr.Code) {
+	samples := c.samples
+	if code != tqerr.OK {
+		samples = 0
+	}
+	failed := code != tqerr.OK && code != tqerr.Cancelled
+	c.s.metrics.requests[c.kind].Observe(time.Since(c.began), samples, failed)
+}
+
+// metered counts what the controller asks of a unit, wherever that runs.
+type metered struct {
+	Unit
+	put, get, clear, update metrics.Series
+}
+
+func meter(u Unit) Unit { return &metered{Unit: u} }
+
+// unmetered is the unit itself, for steps of something that is counted as a whole.
+func unmetered(u Unit) Unit {
+	if m, ok := u.(*metered); ok {
+		return m.Unit
+	}
+	return u
+}
+
+// Stage counts a put when it is committed: how long it took includes what its writer did between.
+func (m *metered) Stage(partition string, columns []schema.Column) (store.Staged, error) {
+	m.put.Arrive()
+	began := time.Now()
+	staged, err := m.Unit.Stage(partition, columns)
+	if err != nil {
+		m.put.Observe(time.Since(began), 0, true)
+		return nil, err
+	}
+	return &meteredPut{Staged: staged, series: &m.put, began: began}, nil
+}
+
+type meteredPut struct {
+	store.Staged
+	series *metrics.Series
+	began  time.Time
+}
+
+func (p *meteredPut) Commit(samples []schema.Sample) {
+	p.Staged.Commit(samples)
+	p.series.Observe(time.Since(p.began), len(samples), false)
+}
+
+func (m *metered) Read(partition string, fields []string, samples []schema.Sample) (store.Lease, error) {
+	m.get.Arrive()
+	began := time.Now()
+	lease, err := m.Unit.Read(partition, fields, samples)
+	end(&m.get, began, len(samples), err)
+	return lease, err
+}
+
+func (m *metered) Delete(partition string, fields []string, samples []schema.Sample) int64 {
+	m.clear.Arrive()
+	began := time.Now()
+	freed := m.Unit.Delete(partition, fields, samples)
+	m.clear.Observe(time.Since(began), len(samples), false)
+	return freed
+}
+
+func (m *metered) Update(ctx context.Context, spec *unit.UpdateSpec) (*unit.Transformed, error) {
+	m.update.Arrive()
+	began := time.Now()
+	result, err := m.Unit.Update(ctx, spec)
+	end(&m.update, began, len(spec.Samples), err)
+	return result, err
+}
+
+// Parse is a put whose bytes are computed here.
+func (m *metered) Parse(ctx context.Context, spec *unit.ParseSpec) (*unit.Transformed, error) {
+	m.put.Arrive()
+	began := time.Now()
+	result, err := m.Unit.Parse(ctx, spec)
+	end(&m.put, began, spec.Rows, err)
+	return result, err
+}
+
+func end(s *metrics.Series, began time.Time, samples int, err error) {
+	if err != nil {
+		samples = 0
+	}
+	s.Observe(time.Since(began), samples, err != nil && tqerr.CodeOf(err) != tqerr.Cancelled)
+}
+
+func requestMetrics(name string, s *metrics.Series) wire.RequestMetrics {
+	shot := s.Snapshot()
+	return wire.RequestMetrics{
+		Type: name, Errors: shot.Errors, Samples: shot.Samples, Arrived: shot.Arrived, Sum: int64(shot.Sum),
+		Buckets: shot.Buckets[:], P50: int64(shot.Quantile(0.5)), P99: int64(shot.Quantile(0.99)),
+	}
+}
+
+func (m *metered) metrics(info wire.UnitInfo) wire.UnitMetrics {
+	out := wire.UnitMetrics{Info: info, Resident: info.MemoryUsed, Requests: []wire.RequestMetrics{
+		requestMetrics("PUT_DATA", &m.put), requestMetrics("GET_DATA", &m.get),
+		requestMetrics("CLEAR_DATA", &m.clear), requestMetrics("UPDATE_DATA", &m.update),
+	}}
+	if u, tells := m.Unit.(interface{ Resident() int64 }); tells {
+		out.Resident = u.Resident()
+	}
+	return out
+}
+
+// metrics answers with all counters and gauges. It takes the read lock for as long as a listing of the partitions does.
+func (c *call) metrics() (any, error) {
+	s := c.s
+	reply := &wire.MetricsReply{Uptime: int64(time.Since(s.started)), Resident: metrics.Resident()}
+	for _, bound := range metrics.Bounds {
+		reply.Bounds = append(reply.Bounds, int64(bound))
+	}
+	for k := range s.metrics.requests {
+		if one := requestMetrics(kind(k).String(), &s.metrics.requests[k]); !empty(&one) {
+			reply.Requests = append(reply.Requests, one)
+		}
+	}
+	infos := s.unitInfos()
+	for i, u := range s.order {
+		reply.Units = append(reply.Units, u.(*metered).metrics(infos[i]))
+	}
+	reply.Queues.WaitingPuts = s.metrics.waitingPuts.Load()
+	if s.opts.Jobs != nil {
+		reply.Queues.Jobs = int64(s.opts.Jobs())
+	}
+	s.clients.Lock()
+	reply.Queues.Clients = int64(len(s.clients.byID))
+	s.clients.Unlock()
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	s.stateLocked(reply)
+	return reply, nil
+}
+
+func empty(r *wire.RequestMetrics) bool {
+	for _, n := range r.Buckets {
+		if n != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// stateLocked adds what is read from the catalog. Called with mu held for reading.
+func (s *Server) stateLocked(reply *wire.MetricsReply) {
+	for _, list := range s.mu.waiters {
+		reply.Queues.Waiters += int64(len(list))
+	}
+	for _, list := range s.mu.watches {
+		reply.Queues.Watches += int64(len(list))
+	}
+	reply.Queues.Writes = int64(len(s.mu.writes.list))
+	reply.Allocated, reply.Reusable = s.mu.cat.Indexes()
+	for _, p := range s.mu.cat.Summary() {
+		reply.Partitions = append(reply.Partitions, wire.PartitionMetrics{
+			Name: p.Name, Samples: int64(p.Samples), Produced: int64(p.Produced), Tasks: p.Tasks, Consumed: p.Consumed,
+		})
+	}
+}

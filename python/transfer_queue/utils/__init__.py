@@ -1,0 +1,1 @@
+"""Where programs written for the peer package import helpers from. Faces, nothing more."""

@@ -1,0 +1,63 @@
+"""The tutorials run, print what they are about, and leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "tutorial"
+
+# Lines that a tutorial prints, among others.
+PRINTS = {
+    "kv": [
+        "put         ['a', 'b'] ['prompt', 'reward', 'source'] [{'step': 1}, {'step': 1}]",
+        "get         [[0, 1, 2, 3, 4], [0, 1, 2]] [0.0, 0.0] ['book', 'web']",
+        "updated     [0, 1, 2, 7, 8] [10.0, 20.0]",
+        "done        {'train': {'b': {'step': 1, 'status': 'done'}}}",
+        "waited for  ['c']",
+        "watched     put d {'status': 'new'}",
+        "bytes       99 -> 19 -> 0",
+    ],
+    "low_level": [
+        "put        [0, 1, 2, 3] ['prompt'] True",
+        "answered   [0, 1, 2] ['answer', 'prompt']",
+        "trained on [0, 1, 2] [14, 15]",
+        "consumed   {0: 1, 1: 1, 2: 1, 3: 0}",
+        "produced   [[1, 1], [1, 1], [1, 1], [1, 0]]",
+        "chunks     [0, 1] [2]",
+        "joined     [2, 0, 1]",
+        "left       [2, 3]",
+        "partitions []",
+    ],
+    "streaming": [
+        "step 0    [[0, 1, 2], [3], [4, 5, 6], [7], [8, 9, 10], [11]]",
+        "again     [[0, 1, 2], [3], [4, 5, 6], [7], [8, 9, 10], [11]]",
+        "step 1    [[0, 1, 2], [3], [4, 5, 6], [7], [8, 9, 10], [11]]",
+        "lengths   [[1, 2, 3], [1], [2, 3, 1], [2], [3, 1, 2], [3]]",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", PRINTS)
+def test_a_tutorial_prints_what_it_is_about(name: str, tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, FOLDER / f"{name}.py"],
+        env={**os.environ, "TQ_RUNTIME_DIR": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=55,
+    )
+    assert run.returncode == 0, run.stderr
+    lines = run.stdout.splitlines()
+    assert [line for line in PRINTS[name] if line not in lines] == [], run.stdout
+    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".lock"] == []
+
+
+def test_every_tutorial_is_run() -> None:
+    scripts = {path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("grpo_")}
+    assert scripts == set(PRINTS)
