@@ -319,3 +319,37 @@ def test_readers_and_writers_go_on_while_a_checkpoint_is_saved(tq: Any, tmp_path
     assert longest[0] < took
     tq.load_checkpoint(tmp_path / "c")
     assert len(tq.kv_list("p")["p"]) == 256
+
+
+class TestSampler:
+    @pytest.fixture
+    def conf(self) -> dict[str, Any]:
+        return {"controller": {"sampler": _alternating()}}
+
+    def test_the_state_of_a_sampler_that_python_runs(self, tq: Any, tmp_path: Path) -> None:
+        client = tq.get_client()
+        client.put(_table(x=torch.arange(20).reshape(10, 2)), partition_id="p")
+
+        def pick() -> list[int]:
+            picked: list[int] = client.get_meta(["x"], 1, "p", task_name="t").global_indexes
+            return picked
+
+        assert [pick(), pick(), pick()] == [[0], [9], [1]]
+        tq.save_checkpoint(tmp_path / "c")
+        after = [pick(), pick()]
+        assert after == [[8], [2]]
+        tq.load_checkpoint(tmp_path / "c")
+        assert [pick(), pick()] == after
+
+
+def _alternating() -> Any:
+    """A sampler that takes the first and the last sample in turns."""
+    import transfer_queue
+
+    class Alternating(transfer_queue.BaseSampler):
+        def sample(self, ready_indexes: list[int], batch_size: int, *_: Any, **__: Any) -> tuple[list[int], list[int]]:
+            calls = self._states["calls"] = self._states.get("calls", 0) + 1
+            chosen = ready_indexes[:batch_size] if calls % 2 else ready_indexes[-batch_size:]
+            return chosen, chosen
+
+    return Alternating()
