@@ -23,7 +23,9 @@ enum tq_code {
     TQ_NOT_INITIALIZED = 17,
     TQ_SAMPLE_GONE = 18,
     TQ_WRONG_TYPE = 19,
-    TQ_CAPACITY_EXCEEDED = 20
+    TQ_CAPACITY_EXCEEDED = 20,
+    TQ_FILE_NOT_FOUND = 21,
+    TQ_FILE_EXISTS = 22
 };
 
 #endif

@@ -29,6 +29,7 @@ package catalog
 
 import (
 	"math"
+	"math/rand/v2"
 	"slices"
 
 	"transferqueue/core/internal/bitset"
@@ -55,6 +56,7 @@ type Catalog struct {
 	indexes     bitset.Free
 	everUsed    int64         // one more than the largest index that was ever in use
 	generations paged[uint32] // one less than the generation
+	ceilings    paged[uint32] // the highest generation ever, where Adopt has restored a lower one
 	slots       paged[uint16]
 	keys        paged[string]
 	tags        paged[[]byte]
@@ -63,6 +65,7 @@ type Catalog struct {
 	unitOf      []*unit // of each slot
 	slotSamples []int64
 	epoch       uint64
+	lineage     uint64 // see State
 }
 
 // New makes an empty catalog without units.
@@ -72,7 +75,7 @@ func New(o Options) *Catalog {
 		limit = math.MaxInt64
 	}
 	return &Catalog{preAllocate: max(o.PreAllocate, 1), sampleLimit: limit, partitions: map[string]*partition{},
-		unitOf: make([]*unit, numSlots), slotSamples: make([]int64, numSlots)}
+		unitOf: make([]*unit, numSlots), slotSamples: make([]int64, numSlots), lineage: rand.Uint64()}
 }
 
 // partition is one table.
@@ -148,7 +151,9 @@ func (c *Catalog) take(dst []int64, n int) []int64 {
 
 // release makes an index free. Its next sample has another generation.
 func (c *Catalog) release(i int64) {
-	*c.generations.at(i)++
+	generation := c.generations.at(i)
+	*generation = max(*generation+1, c.ceilings.get(i))
+	c.ceilings.clear(i)
 	c.indexes.Release(i)
 }
 

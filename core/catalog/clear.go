@@ -16,12 +16,13 @@ type Clearing struct {
 	Fresh     int      // so many of the first samples were seen until now; the others only wait for their units
 	Events    []Event
 
-	whole bool // the partition goes too
+	whole bool       // the partition goes too
+	of    *partition // nil: whichever has the name
 }
 
 // Without returns the part of the work that is not that of some units.
 func (cl *Clearing) Without(units map[uint32]bool) *Clearing {
-	out := &Clearing{Partition: cl.Partition, Fields: cl.Fields}
+	out := &Clearing{Partition: cl.Partition, Fields: cl.Fields, of: cl.of}
 	for i, s := range cl.Samples {
 		if !units[cl.Units[i]] {
 			out.Samples, out.Units = append(out.Samples, s), append(out.Units, cl.Units[i])
@@ -88,7 +89,7 @@ func (c *Catalog) StartClearPartition(partition string) *Clearing {
 func (c *Catalog) startClear(p *partition, active, again []int64) *Clearing {
 	active, again = unique(active), unique(again)
 	all := slices.Concat(active, again)
-	cl := &Clearing{Partition: p.name, Samples: make([]schema.Sample, len(all)), Units: make([]uint32, len(all))}
+	cl := &Clearing{Partition: p.name, of: p, Samples: make([]schema.Sample, len(all)), Units: make([]uint32, len(all))}
 	for k, i := range all {
 		cl.Samples[k], cl.Units[k] = c.sample(i), c.home(i).id
 	}
@@ -131,11 +132,12 @@ func unique(indexes []int64) []int64 {
 	return slices.DeleteFunc(indexes, func(i int64) bool { return !seen.Add(i) })
 }
 
-// FinishClear releases the indexes of a clear whose cells are deleted; those that somebody released already are ignored.
+// FinishClear releases the indexes of a clear whose cells are deleted; those that somebody released already are ignored, and
+// those of a partition that has been replaced since.
 // It has nothing to do for a clear of fields.
 func (c *Catalog) FinishClear(cl *Clearing) {
 	p := c.partitions[cl.Partition]
-	if p == nil || cl.Fields != nil {
+	if p == nil || cl.Fields != nil || cl.of != nil && cl.of != p {
 		return
 	}
 	for _, s := range cl.Samples {

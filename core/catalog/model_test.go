@@ -43,6 +43,8 @@ type modelRun struct {
 	parts    map[string]*modelPartition
 	clearing map[schema.Sample]modelCleared
 	open     []*Clearing
+	given    map[schema.Sample]bool // samples that ever were
+	saved    *modelSave
 }
 
 const modelReserve, modelLimit = 2, 40
@@ -51,13 +53,13 @@ func TestRandomOperationsAgainstANaiveModel(t *testing.T) {
 	seed := rand.Uint64()
 	t.Log("seed", seed)
 	for round := range uint64(6) {
-		m := &modelRun{t: t, rng: rand.New(rand.NewPCG(seed, round)), parts: map[string]*modelPartition{}, clearing: map[schema.Sample]modelCleared{}}
+		m := &modelRun{t: t, rng: rand.New(rand.NewPCG(seed, round)), parts: map[string]*modelPartition{}, clearing: map[schema.Sample]modelCleared{}, given: map[schema.Sample]bool{}}
 		m.c = New(Options{PreAllocate: modelReserve, SampleLimitPerUnit: modelLimit})
 		for id := range uint32(3) {
 			m.c.AddUnit(id, "h")
 		}
 		steps := []func(){m.writeKeys, m.writeKeys, m.writeKeys, m.insert, m.overwrite, m.fetch, m.fetch, m.clearKeys, m.clearSamples,
-			m.clearFields, m.clearPartition, m.finish, m.finish, m.reset, m.setTags}
+			m.clearFields, m.clearPartition, m.finish, m.finish, m.reset, m.setTags, m.save, m.load}
 		for range 250 {
 			steps[m.rng.IntN(len(steps))]()
 			require.NoError(t, m.c.Verify())
@@ -271,6 +273,8 @@ func (m *modelRun) recordNew(w *Write, p *modelPartition, a *Applied) {
 	require.Equal(m.t, want, append([]int64{}, got...))
 	for i, s := range a.Samples {
 		if p.samples[s] == nil {
+			require.False(m.t, m.given[s], "%v was another sample once", s)
+			m.given[s] = true
 			p.samples[s] = &modelSample{}
 			p.born = append(p.born, s)
 			if w.Keys != nil {

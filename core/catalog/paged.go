@@ -1,5 +1,7 @@
 package catalog
 
+import "iter"
+
 // pageSize is the number of values that are allocated together.
 const pageSize = 1024
 
@@ -43,5 +45,22 @@ func (a *paged[T]) clear(i int64) {
 	if at >= 0 && at < int64(len(a.pages)) && a.pages[at] != nil {
 		var zero T
 		a.pages[at][i%pageSize] = zero
+	}
+}
+
+// has reports whether the page of value i exists.
+func (a *paged[T]) has(i int64) bool {
+	at := i/pageSize - a.first
+	return at >= 0 && at < int64(len(a.pages)) && a.pages[at] != nil
+}
+
+// spans yields the first index of every page that exists.
+func (a *paged[T]) spans() iter.Seq[int64] {
+	return func(yield func(int64) bool) {
+		for at := range a.pages {
+			if a.pages[at] != nil && !yield((a.first+int64(at))*pageSize) {
+				return
+			}
+		}
 	}
 }

@@ -142,6 +142,11 @@ type candidate struct {
 //
 // It fails with CapacityExceeded when the units may not have that many samples more, and with Unavailable without units.
 func (c *Catalog) Place(units []uint32, host string, rowBytes func(row int) int64, rooms []Room) error {
+	return c.PlaceBeside(units, host, rowBytes, rooms, nil)
+}
+
+// PlaceBeside is Place beside samples that are about to come to units, so many to each, and are not in the catalog yet.
+func (c *Catalog) PlaceBeside(units []uint32, host string, rowBytes func(row int) int64, rooms []Room, coming map[uint32]int64) error {
 	var todo []int
 	for row, u := range units {
 		if u == NoUnit {
@@ -151,7 +156,7 @@ func (c *Catalog) Place(units []uint32, host string, rowBytes func(row int) int6
 	if len(todo) == 0 {
 		return nil
 	}
-	candidates, total := c.candidates(host, rooms)
+	candidates, total := c.candidates(host, rooms, coming)
 	if len(candidates) == 0 {
 		return tqerr.New(tqerr.Unavailable, "no storage unit takes samples")
 	}
@@ -177,13 +182,13 @@ func (c *Catalog) Place(units []uint32, host string, rowBytes func(row int) int6
 
 // candidates returns the units that may have more samples, those of the host first, then by room, and how many samples
 // they may have together.
-func (c *Catalog) candidates(host string, rooms []Room) (list []candidate, total int64) {
+func (c *Catalog) candidates(host string, rooms []Room, coming map[uint32]int64) (list []candidate, total int64) {
 	for _, r := range rooms {
 		u := c.unit(r.Unit)
 		if u == nil || len(u.slots) == 0 {
 			continue
 		}
-		rows := c.room(u)
+		rows := max(c.room(u)-coming[r.Unit], 0)
 		total += min(rows, math.MaxInt64-total)
 		list = append(list, candidate{r.Unit, u.host == host, rows, r.Free, r.Used})
 	}

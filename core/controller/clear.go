@@ -124,14 +124,19 @@ func (d *deletion) fail(id uint32, err error) {
 	d.failed[id], d.err = true, err
 }
 
-// finish waits for the units and releases the indexes of those that have deleted.
-func (s *Server) finish(d *deletion) {
+// wait returns when all units have deleted or failed.
+func (d *deletion) wait() {
 	for id, waiting := range d.waiting {
 		<-waiting.Done()
 		if err := waiting.Err(); err != nil {
 			d.fail(id, err)
 		}
 	}
+}
+
+// finish waits for the units and releases the indexes of those that have deleted.
+func (s *Server) finish(d *deletion) {
+	d.wait()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if d.err != nil {

@@ -118,6 +118,7 @@ func (s *Server) Gone(peer transport.Peer) {
 	for _, w := range watches {
 		s.dropWatch(w)
 	}
+	s.dropSaves(c)
 }
 
 // lane is one of the places of a client for a request that may come again; the client uses it for one request after the

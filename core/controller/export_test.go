@@ -1,5 +1,7 @@
 package controller
 
+import "transferqueue/core/internal/vfs"
+
 // Verify checks the catalog and that nobody waits for a write that is not there.
 func (s *Server) Verify() error {
 	s.mu.RLock()
@@ -40,4 +42,20 @@ func SetMaxWatchEvents(n int) (restore func()) {
 	before := maxWatchEvents
 	maxWatchEvents = n
 	return func() { maxWatchEvents = before }
+}
+
+// SetFS replaces the file system.
+func (s *Server) SetFS(fs vfs.FS) { s.opts.FS = fs }
+
+// Saves counts the saves in progress.
+func (s *Server) Saves() int {
+	s.saves.Lock()
+	defer s.saves.Unlock()
+	return len(s.saves.open)
+}
+
+// Waiting counts the writers in line.
+func (s *Server) Waiting() int {
+	_, writes, _ := s.Parked()
+	return writes
 }

@@ -19,6 +19,7 @@ import (
 	"transferqueue/core/catalog"
 	"transferqueue/core/guard"
 	"transferqueue/core/internal/metrics"
+	"transferqueue/core/internal/vfs"
 	"transferqueue/core/sampler"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/transport"
@@ -39,6 +40,7 @@ type Options struct {
 	Config      []byte        // what OpConfig answers, until OpStoreConfig replaces it
 	Version     string
 	PID         int
+	FS          vfs.FS // of checkpoints; nil: the machine's
 	Session     string // identity
 	Host        string
 	Jobs        func() int // calls of Python functions that no thread has taken; nil: none
@@ -70,6 +72,7 @@ type Server struct {
 		byID map[uint64]*client
 	}
 	room    unit.Freed
+	saves   saves
 	metrics counters
 	blob    atomic.Pointer[[]byte] // configuration of the session
 	// mapped is held for reading by who touches the memory of units in other processes; Close unmaps it.
@@ -81,6 +84,12 @@ func New(o Options) *Server {
 	s := &Server{opts: o, joining: make(chan struct{}, 1), started: time.Now()}
 	s.metrics.requests = make([]metrics.Series, numKinds)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.saves.open = map[saveKey]*save{}
+	s.saves.values = map[*client]string{}
+	s.saves.ended = make(chan struct{})
+	if s.opts.FS == nil {
+		s.opts.FS = vfs.OS{}
+	}
 	s.blob.Store(&s.opts.Config)
 	s.joining <- struct{}{}
 	s.nodes.Store(&nodes{})
@@ -190,6 +199,10 @@ var handlers = map[wire.Op]handler{
 	wire.OpUnits:            (*call).listUnits,
 	wire.OpConfig:           (*call).config,
 	wire.OpStatus:           (*call).status,
+	wire.OpSaveCheckpoint:   (*call).saveCheckpoint,
+	wire.OpLoadCheckpoint:   (*call).loadCheckpoint,
+	wire.OpDumpRows:         (*call).dumpRows,
+	wire.OpLoadRows:         (*call).loadRows,
 	wire.OpCreatePartition:  (*call).createPartition,
 	wire.OpStoreConfig:      (*call).storeConfig,
 	wire.OpRegisterSampler:  (*call).registerSampler,

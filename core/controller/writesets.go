@@ -13,6 +13,7 @@ type writeSet struct {
 	partition string
 	fields    []string
 	samples   []int64       // indexes, ascending
+	all       bool          // every cell of every partition
 	granted   chan struct{} // closed when every earlier set that it conflicts with has ended
 }
 
@@ -30,6 +31,9 @@ func newWriteSet(partition string, fields []string, samples []schema.Sample, all
 }
 
 func (w *writeSet) conflicts(o *writeSet) bool {
+	if w.all || o.all {
+		return true
+	}
 	if w.partition != o.partition {
 		return false
 	}

@@ -247,6 +247,11 @@ func (p *Python) SaveInTurn(ctx context.Context) ([]byte, error) {
 
 // Load gives the object a state; see Save. InvalidArgument for the state of a sampler of another class.
 func (p *Python) Load(state []byte) error {
+	return p.inTurn(func(ctx context.Context) error { return p.LoadInTurn(ctx, state) })
+}
+
+// LoadInTurn is Load for who has the turn.
+func (p *Python) LoadInTurn(ctx context.Context, state []byte) error {
 	var saved savedPython
 	if err := wire.Unmarshal(state, &saved); err != nil {
 		return tqerr.Wrap(tqerr.InvalidArgument, err, "state of the sampler %s", p.name)
@@ -254,16 +259,14 @@ func (p *Python) Load(state []byte) error {
 	if saved.Sampler != p.name {
 		return tqerr.New(tqerr.InvalidArgument, "state of a sampler %q, want %q", saved.Sampler, p.name)
 	}
-	return p.inTurn(func(ctx context.Context) error {
-		if _, err := p.call(ctx, &call{Method: "load", State: saved.State}); err != nil {
-			return err
-		}
-		p.calls.Add(1)
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		p.mu.known = nil
-		return nil
-	})
+	if _, err := p.call(ctx, &call{Method: "load", State: saved.State}); err != nil {
+		return err
+	}
+	p.calls.Add(1)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mu.known = nil
+	return nil
 }
 
 func (p *Python) inTurn(do func(ctx context.Context) error) error {

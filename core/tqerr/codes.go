@@ -38,12 +38,17 @@ const (
 	WrongType
 	// CapacityExceeded is the limit on the number of samples (RuntimeError in Python).
 	CapacityExceeded
+	// FileNotFound is a file or folder that does not exist (FileNotFoundError in Python).
+	FileNotFound
+	// FileExists is a file or folder that is there already (FileExistsError in Python).
+	FileExists
 )
 
 var names = [...]string{
 	"OK", "InvalidArgument", "InvalidState", "NotFound", "AlreadyExists", "SchemaMismatch", "ResourceExhausted",
 	"DeadlineExceeded", "Cancelled", "Unavailable", "IO", "Corruption", "VersionMismatch", "Unimplemented", "Internal",
 	"Failed", "Conflict", "NotInitialized", "SampleGone", "WrongType", "CapacityExceeded",
+	"FileNotFound", "FileExists",
 }
 
 // String returns the name of the code.

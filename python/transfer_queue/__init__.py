@@ -29,6 +29,7 @@ __all__ = [
     "TransferQueueError",
     "UnitInfo",
     "__version__",
+    "async_dump_data_by_key",
     "async_kv_batch_get",
     "async_kv_batch_get_by_meta",
     "async_kv_batch_put",
@@ -40,7 +41,12 @@ __all__ = [
     "async_kv_wait",
     "async_kv_watch",
     "async_list_units",
+    "async_load_checkpoint",
+    "async_load_data_by_key",
+    "async_read_row_index",
+    "async_save_checkpoint",
     "close",
+    "dump_data_by_key",
     "errors",
     "get_client",
     "get_metrics_endpoint",
@@ -57,8 +63,12 @@ __all__ = [
     "kv_wait",
     "kv_watch",
     "list_units",
+    "load_checkpoint",
+    "load_data_by_key",
     "merge",
     "process_zmq_server_info",
+    "read_row_index",
+    "save_checkpoint",
 ]
 
 __version__ = _version()
@@ -69,6 +79,18 @@ __version__ = _version()
 _hosting = sys.argv[:1] == ["-m"] or os.path.basename(sys.argv[0] if sys.argv else "") == "default_worker.py"
 if TYPE_CHECKING or not _hosting:
     from transfer_queue import errors, merge
+    from transfer_queue.checkpoint import (
+        async_dump_data_by_key,
+        async_load_checkpoint,
+        async_load_data_by_key,
+        async_read_row_index,
+        async_save_checkpoint,
+        dump_data_by_key,
+        load_checkpoint,
+        load_data_by_key,
+        read_row_index,
+        save_checkpoint,
+    )
     from transfer_queue.client import AsyncTransferQueueClient, TransferQueueClient, UnitInfo
     from transfer_queue.controller import TransferQueueController
     from transfer_queue.dataloader import StreamingDataLoader, StreamingDataset
@@ -116,7 +138,7 @@ if TYPE_CHECKING or not _hosting:
     from transfer_queue.utils.zmq_utils import process_zmq_server_info
 else:
     _HOMES = [
-        *["interface", "client", "metadata", "sampler", "errors", "controller", "dataloader", "storage"],
+        *["interface", "checkpoint", "client", "metadata", "sampler", "errors", "controller", "dataloader", "storage"],
         *["utils.common", "utils.zmq_utils"],
     ]
 

@@ -28,3 +28,5 @@ class Code(IntEnum):
     SAMPLE_GONE = 18
     WRONG_TYPE = 19
     CAPACITY_EXCEEDED = 20
+    FILE_NOT_FOUND = 21
+    FILE_EXISTS = 22

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from tensordict import TensorDict
 
-from transfer_queue import _calls, _requests, _session
+from transfer_queue import _calls, _checkpoints, _requests, _session
 from transfer_queue._calls import Call
 from transfer_queue._ops import Op
 from transfer_queue.errors import InvalidArgumentError, WrongTypeError
@@ -321,6 +321,29 @@ class AsyncTransferQueueClient:
         """The storage units of the session."""
         return unit_infos(await self._await(_requests.units(self._session(timeout), timeout)))
 
+    # ---- checkpoints ------------------------------------------------------------------------------------------------
+
+    async def async_save_controller_checkpoint(self, path: Any, timeout: float | None = None) -> None:
+        """Save partitions, keys, tags, consumption and sampler to a file, without values; see ``save_checkpoint``."""
+        await self._await(_checkpoints.save_part("state", path, "save_controller_checkpoint", timeout))
+
+    async def async_load_controller_checkpoint(self, path: Any, timeout: float | None = None) -> None:
+        """Replace everything by a saved file and the values that ``load_storage_checkpoint`` has named before.
+
+        Raises:
+            InvalidStateError: the samples have values, and none were named. Nothing has changed.
+            CorruptionError: the values are not those of these samples (a RuntimeError). Nothing has changed.
+        """
+        await self._await(_checkpoints.load("state", path, "load_controller_checkpoint", timeout))
+
+    async def async_save_storage_checkpoint(self, directory: Any, timeout: float | None = None) -> None:
+        """Save the values of all samples to a folder; see ``save_checkpoint``."""
+        await self._await(_checkpoints.save_part("values", directory, "save_storage_checkpoint", timeout))
+
+    async def async_load_storage_checkpoint(self, directory: Any, timeout: float | None = None) -> None:
+        """Check a folder of values and name it for the ``load_controller_checkpoint`` that must follow."""
+        await self._await(_checkpoints.load("values", directory, "load_storage_checkpoint", timeout))
+
     def close(self) -> None:
         """Leave a session that this process has joined only by clients made by hand.
 
@@ -533,3 +556,19 @@ class TransferQueueClient(AsyncTransferQueueClient):
     def list_units(self, timeout: float | None = None) -> list[UnitInfo]:
         """See `async_list_units`."""
         return _finished(self._sync.async_list_units(timeout))
+
+    def save_controller_checkpoint(self, path: Any, timeout: float | None = None) -> None:
+        """See `async_save_controller_checkpoint`."""
+        return _finished(self._sync.async_save_controller_checkpoint(path, timeout))
+
+    def load_controller_checkpoint(self, path: Any, timeout: float | None = None) -> None:
+        """See `async_load_controller_checkpoint`."""
+        return _finished(self._sync.async_load_controller_checkpoint(path, timeout))
+
+    def save_storage_checkpoint(self, directory: Any, timeout: float | None = None) -> None:
+        """See `async_save_storage_checkpoint`."""
+        return _finished(self._sync.async_save_storage_checkpoint(directory, timeout))
+
+    def load_storage_checkpoint(self, directory: Any, timeout: float | None = None) -> None:
+        """See `async_load_storage_checkpoint`."""
+        return _finished(self._sync.async_load_storage_checkpoint(directory, timeout))

@@ -20,6 +20,8 @@ __all__ = [
     "NotInitializedError",
     "ResourceExhaustedError",
     "SchemaMismatchError",
+    "StorageFileExistsError",
+    "StorageFileNotFoundError",
     "StorageIOError",
     "StorageKeyNotFoundError",
     "TransferQueueError",
@@ -123,6 +125,18 @@ class VersionMismatchError(TransferQueueError):
     """The other side speaks another version."""
 
     code = Code.VERSION_MISMATCH
+
+
+class StorageFileNotFoundError(TransferQueueError, FileNotFoundError):
+    """A file or folder does not exist."""
+
+    code = Code.FILE_NOT_FOUND
+
+
+class StorageFileExistsError(TransferQueueError, FileExistsError):
+    """A file or folder is there already."""
+
+    code = Code.FILE_EXISTS
 
 
 class UnimplementedError(TransferQueueError, NotImplementedError):

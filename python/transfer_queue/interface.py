@@ -14,6 +14,18 @@ from typing import Any, NamedTuple
 from tensordict import TensorDict
 
 from transfer_queue import _calls, _ray, _requests, _session, config, sampler
+from transfer_queue.checkpoint import (  # noqa: F401  programs look for them here
+    async_dump_data_by_key,
+    async_load_checkpoint,
+    async_load_data_by_key,
+    async_read_row_index,
+    async_save_checkpoint,
+    dump_data_by_key,
+    load_checkpoint,
+    load_data_by_key,
+    read_row_index,
+    save_checkpoint,
+)
 from transfer_queue.client import TransferQueueClient, UnitInfo, unit_infos
 from transfer_queue.errors import DeadlineExceededError, NotInitializedError, TransferQueueError
 from transfer_queue.merge import NativeMerge

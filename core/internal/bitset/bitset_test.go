@@ -189,3 +189,45 @@ func BenchmarkQueryCount(b *testing.B) {
 		}
 	}
 }
+
+func TestFreeUsesNumbersInAnyOrder(t *testing.T) {
+	seed := rand.Uint64()
+	t.Log("seed", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	for _, span := range []int64{50, 5_000, 400_000} {
+		var f Free
+		used := map[int64]bool{}
+		for range 3_000 {
+			i := rng.Int64N(span)
+			require.Equal(t, !used[i], f.Use(i))
+			used[i] = true
+		}
+		require.Equal(t, len(used), f.Used())
+		for i := int64(0); i < 2*span; i++ {
+			if used[i] != f.Has(i) {
+				t.Fatalf("%d in use: %v", i, f.Has(i))
+			}
+		}
+		for at, got := range f.Take(nil, 2_000) {
+			want := int64(0)
+			for used[want] {
+				want++
+			}
+			if got != want {
+				t.Fatalf("took %d as number %d, want %d", got, at, want)
+			}
+			used[want] = true
+			if at > 200 {
+				break
+			}
+		}
+	}
+	var full Free
+	for i := range int64(64 * 64) {
+		require.True(t, full.Use(i))
+	}
+	require.Equal(t, []int64{64 * 64}, full.Take(nil, 1))
+	require.True(t, full.Use(1<<24))
+	full.Release(70)
+	require.Equal(t, []int64{70, 64*64 + 1}, full.Take(nil, 2))
+}

@@ -40,6 +40,36 @@ func (f *Free) Take(dst []int64, n int) []int64 {
 	return dst
 }
 
+// Use puts one number in use and reports whether it was free.
+func (f *Free) Use(i int64) bool {
+	if f.Has(i) {
+		return false
+	}
+	if len(f.levels) == 0 {
+		f.levels = [][]uint64{{0}}
+	}
+	w := i >> 6
+	for top := len(f.levels) - 1; w>>(6*top) > 0; top++ {
+		full := uint64(0)
+		if f.levels[top][0] == ^uint64(0) {
+			full = 1
+		}
+		f.levels = append(f.levels, []uint64{full})
+	}
+	for level := range f.levels {
+		at := w >> (6 * level)
+		if more := at + 1 - int64(len(f.levels[level])); more > 0 {
+			f.levels[level] = append(f.levels[level], make([]uint64, more)...)
+		}
+	}
+	f.used++
+	f.levels[0][w] |= 1 << (uint64(i) & 63)
+	if f.levels[0][w] == ^uint64(0) {
+		f.fill(w)
+	}
+	return true
+}
+
 // Release gives a number back that is in use.
 func (f *Free) Release(i int64) {
 	f.used--

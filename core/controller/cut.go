@@ -1,0 +1,283 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+
+	"transferqueue/core/catalog"
+	"transferqueue/core/guard"
+	"transferqueue/core/snapshot"
+	"transferqueue/core/store"
+	"transferqueue/core/tqerr"
+	"transferqueue/core/unit"
+)
+
+// cut is one moment of the session: what the catalog said, and leases on every cell, which pin what was stored then while
+// writers go on.
+type cut struct {
+	id      snapshot.Cut
+	state   *catalog.State
+	sampler []byte
+	groups  []leasedGroup
+}
+
+type leasedGroup struct {
+	catalog.Group
+	unit    node
+	reading unit.Reading // on its way; nil: no fields
+	cells   *unit.Cells  // nil: no fields
+}
+
+func (k *cut) release() {
+	for _, g := range k.groups {
+		if g.cells != nil {
+			g.cells.Release()
+		}
+	}
+	k.groups = nil
+}
+
+// takeCut takes the cut of everything. Writers wait for it, readers do not.
+func (s *Server) takeCut(ctx context.Context) (*cut, error) {
+	s.saves.cutting.Lock()
+	defer s.saves.cutting.Unlock()
+	k := &cut{id: snapshot.NewCut()}
+	err := s.CutWithSampler(ctx, func(_ string, state []byte) error {
+		k.state, k.sampler = s.mu.cat.Export(), state
+		return k.readLocked(s, s.mu.cat.Groups())
+	})
+	if err != nil {
+		return k, err
+	}
+	return k, k.lease(ctx)
+}
+
+// readLocked puts the reads of the cells of groups in line. lease must follow.
+func (k *cut) readLocked(s *Server, groups []catalog.Group) error {
+	k.groups = make([]leasedGroup, len(groups))
+	for i, g := range groups {
+		k.groups[i] = leasedGroup{Group: g, unit: s.node(g.Unit)}
+		if err := k.groups[i].unit.Lost(); err != nil && len(g.Fields) > 0 {
+			k.groups = nil
+			return err
+		}
+	}
+	for i := range k.groups {
+		if g := &k.groups[i]; len(g.Fields) > 0 {
+			g.reading = g.unit.Read(&unit.Query{Partition: g.Partition, Fields: g.Fields, Samples: g.Samples, Inline: -1})
+		}
+	}
+	return nil
+}
+
+// lease waits until all cells are leased, all or none.
+func (k *cut) lease(ctx context.Context) (err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	for i := range k.groups {
+		g := &k.groups[i]
+		if g.reading == nil {
+			continue
+		}
+		cells, failed := g.reading.Wait(ctx)
+		if g.cells = cells; failed != nil {
+			cancel() // the others are only given up
+			if err == nil {
+				err = missing(g.Partition, failed)
+			}
+		}
+	}
+	if err != nil {
+		k.release()
+	}
+	return err
+}
+
+// batchBytes bounds the rows that are written, and later staged, together; a row that is larger is alone.
+const batchBytes = 64 << 20
+
+// pieceBytes is what is written between two looks at the clock.
+const pieceBytes = 4 << 20
+
+// writeCells writes all leased cells to a folder, a file per unit, several at a time.
+func (s *Server) writeCells(ctx context.Context, k *cut, v *snapshot.Values) error {
+	s.mapped.RLock()
+	defer s.mapped.RUnlock()
+	byUnit := map[node][]leasedGroup{}
+	var order []node
+	for _, g := range k.groups {
+		if byUnit[g.unit] == nil {
+			order = append(order, g.unit)
+		}
+		byUnit[g.unit] = append(byUnit[g.unit], g)
+	}
+	err := fewAtOnce(len(order), func(i int) error {
+		return v.WritePart(func(p *snapshot.Part) error {
+			for _, g := range byUnit[order[i]] {
+				if err := g.write(ctx, p); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		return err
+	}
+	return v.Finish()
+}
+
+// atOnce is how many files are written or read at a time.
+const atOnce = 4
+
+// fewAtOnce calls work for 0 to n-1, some at a time, and returns the first error, after all have ended.
+func fewAtOnce(n int, work func(i int) error) error {
+	var wg sync.WaitGroup
+	errs := make([]error, n)
+	places := make(chan struct{}, atOnce)
+	for i := range n {
+		places <- struct{}{}
+		wg.Add(1)
+		guard.Go("controller checkpoint", func() {
+			defer wg.Done()
+			defer func() { <-places }()
+			defer guard.Recover(&errs[i])
+			errs[i] = work(i)
+		})
+	}
+	wg.Wait()
+	if k := slices.IndexFunc(errs, func(err error) bool { return err != nil }); k >= 0 {
+		return errs[k]
+	}
+	return nil
+}
+
+// write writes the rows of a group in batches.
+func (g *leasedGroup) write(ctx context.Context, p *snapshot.Part) error {
+	var leased []store.Leased
+	if g.cells != nil {
+		leased = g.cells.Columns
+	}
+	cursors := make([]runCursor, len(leased))
+	for k := range leased {
+		cursors[k] = newRunCursor(&leased[k])
+	}
+	for from := 0; from < len(g.Samples); {
+		to := g.batchEnd(cursors, from)
+		rows := &snapshot.Rows{Partition: g.Partition, Samples: g.Samples[from:to]}
+		for k := range leased {
+			rows.Columns = append(rows.Columns, leased[k].Column.Slice(from, to))
+		}
+		err := p.Rows(rows, func(put func([]byte) error) (err error) {
+			for k := range cursors {
+				cursors[k].take(to-from, func(run store.Run) {
+					if err == nil {
+						err = g.writeRun(ctx, run, put)
+					}
+				})
+			}
+			return err
+		})
+		if err != nil {
+			return ctxOr(ctx, err)
+		}
+		from = to
+	}
+	return nil
+}
+
+func (g *leasedGroup) writeRun(ctx context.Context, run store.Run, put func([]byte) error) error {
+	bytes, err := g.unit.Bytes(run.Block)
+	if err != nil {
+		return err
+	}
+	for piece := range slices.Chunk(bytes, pieceBytes) {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := put(piece); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ctxOr prefers the reason why work was ended over the error that it ended with.
+func ctxOr(ctx context.Context, err error) error {
+	var known *tqerr.Error
+	if err == nil || ctx.Err() == nil || errors.As(err, &known) && known.Code == tqerr.CodeOf(ctx.Err()) {
+		return err
+	}
+	return ctxError(ctx, "reading and writing files")
+}
+
+// batchEnd returns the row before which a batch ends.
+func (g *leasedGroup) batchEnd(cursors []runCursor, from int) int {
+	sum := int64(0)
+	for row := from; row < len(g.Samples); row++ {
+		for k := range cursors {
+			sum += cursors[k].offsets[row+1] - cursors[k].offsets[row]
+		}
+		if sum > batchBytes && row > from {
+			return row
+		}
+	}
+	return len(g.Samples)
+}
+
+// stagedRows is rows of a file on their way into units: where they go, and the memory for them.
+type stagedRows struct {
+	partition string
+	indexes   []int64
+	shares    []share
+}
+
+func (r *stagedRows) abort() {
+	for _, sh := range r.shares {
+		if sh.staged != nil {
+			sh.staged.Abort()
+		}
+	}
+}
+
+// stageShares reserves memory for all shares or none.
+func stageShares(ctx context.Context, partition string, shares []share) error {
+	for i := range shares {
+		sh := &shares[i]
+		if len(sh.cols) == 0 {
+			continue
+		}
+		var err error
+		if sh.staged, err = sh.unit.Stage(ctx, partition, sh.cols, nil); err != nil {
+			for k := range i {
+				if shares[k].staged != nil {
+					shares[k].staged.Abort()
+				}
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+// placesOf returns where the bytes of columns go, column by column in the order of the rows.
+func placesOf(shares []share, columns int) (places [][]byte, err error) {
+	order := pieces(shares)
+	for k := range columns {
+		offsets := make([][]int64, len(shares))
+		blocks := make([][]byte, len(shares))
+		for i, sh := range shares {
+			if blocks[i], err = sh.unit.Bytes(sh.staged.Blocks()[k]); err != nil {
+				return nil, err
+			}
+			offsets[i] = sh.cols[k].Offsets()
+		}
+		for _, p := range order {
+			o := offsets[p.share]
+			places = append(places, blocks[p.share][o[p.at]:o[p.at+p.rows]])
+		}
+	}
+	return places, nil
+}

@@ -1,0 +1,313 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"sync"
+
+	"transferqueue/core/catalog"
+	"transferqueue/core/internal/vfs"
+	"transferqueue/core/sampler"
+	"transferqueue/core/snapshot"
+	"transferqueue/core/tqerr"
+	"transferqueue/core/wire"
+)
+
+func (c *call) loadCheckpoint() (any, error) {
+	var r wire.LoadRequest
+	if err := c.decode(&r); err != nil {
+		return nil, err
+	}
+	steps := map[string]func(context.Context, string) error{"all": c.loadAll, "state": c.loadState, "values": c.loadValues}
+	step := steps[r.Step]
+	if step == nil {
+		return nil, tqerr.New(tqerr.InvalidArgument, "step %q of a load is unknown", r.Step)
+	}
+	if !filepath.IsAbs(r.Path) {
+		return nil, tqerr.New(tqerr.InvalidArgument, "path %q: want an absolute one", r.Path)
+	}
+	return c.later(func(ctx context.Context) (any, error) {
+		return nil, ctxOr(ctx, step(ctx, filepath.Clean(r.Path)))
+	})
+}
+
+// loadAll replaces everything by a checkpoint.
+func (c *call) loadAll(ctx context.Context, path string) error {
+	files := c.s.opts.FS
+	if err := snapshot.Repair(files, path); err != nil {
+		return err
+	}
+	for _, name := range []string{"", snapshot.MetadataName} {
+		if _, err := files.Stat(filepath.Join(path, name)); err != nil {
+			return vfs.Wrap(err)
+		}
+	}
+	return c.replace(ctx, filepath.Join(path, snapshot.StateName), filepath.Join(path, snapshot.StorageName), true)
+}
+
+// loadState replaces everything by a state and the values that the client has named before.
+func (c *call) loadState(ctx context.Context, path string) error {
+	c.s.saves.Lock()
+	values := c.s.saves.values[c.client]
+	c.s.saves.Unlock()
+	if err := c.replace(ctx, path, values, false); err != nil {
+		return err
+	}
+	c.s.saves.Lock()
+	defer c.s.saves.Unlock()
+	delete(c.s.saves.values, c.client)
+	return nil
+}
+
+// loadValues checks a folder of values and remembers it.
+func (c *call) loadValues(ctx context.Context, path string) error {
+	stored, err := snapshot.OpenValues(c.s.opts.FS, path)
+	if err != nil {
+		return err
+	}
+	buffer := make([]byte, 4<<20)
+	for k := range stored.Parts() {
+		err := stored.ReadPart(ctx, k, func(rows *snapshot.Rows) (places [][]byte, err error) {
+			for left := rows.Bytes(); left > 0; left -= int64(len(places[len(places)-1])) {
+				places = append(places, buffer[:min(left, int64(len(buffer)))])
+			}
+			return places, ctx.Err()
+		})
+		if err != nil {
+			return err
+		}
+	}
+	c.s.saves.Lock()
+	defer c.s.saves.Unlock()
+	if c.client.isGone() {
+		return errGone
+	}
+	c.s.saves.values[c.client] = path
+	return nil
+}
+
+// loading is a checkpoint on its way into the session, seen by nobody.
+type loading struct {
+	s        *Server
+	ctx      context.Context
+	restored *catalog.Restored
+	sampler  []byte
+	mu       sync.Mutex
+	rows     []*stagedRows
+}
+
+func (l *loading) abort() {
+	for _, r := range l.rows {
+		r.abort()
+	}
+}
+
+// replace reads and checks a state and values and then puts them in the place of everything. Values "" means none.
+func (c *call) replace(ctx context.Context, state, values string, sameCut bool) error {
+	s := c.s
+	read, sampler, cut, err := snapshot.ReadState(s.opts.FS, state)
+	if err != nil {
+		return err
+	}
+	s.mu.RLock()
+	restored := s.mu.cat.Blank()
+	s.mu.RUnlock()
+	if err := restored.Fill(read); err != nil {
+		return err
+	}
+	l := &loading{s: s, ctx: ctx, restored: restored, sampler: sampler}
+	if values != "" {
+		err = l.read(values, cut, sameCut)
+	} else {
+		err = l.bare(read)
+	}
+	if err == nil {
+		err = s.swapIn(ctx, l)
+	}
+	if err != nil {
+		l.abort()
+	}
+	return err
+}
+
+// read stages all values.
+func (l *loading) read(dir string, cut snapshot.Cut, sameCut bool) error {
+	stored, err := snapshot.OpenValues(l.s.opts.FS, dir)
+	if err != nil {
+		return err
+	}
+	if sameCut && stored.Cut != cut {
+		return tqerr.New(tqerr.Corruption, "%s is of another save than the rest", dir)
+	}
+	l.s.mapped.RLock()
+	defer l.s.mapped.RUnlock()
+	err = fewAtOnce(stored.Parts(), func(k int) error { return stored.ReadPart(l.ctx, k, l.stage) })
+	if err != nil {
+		return err
+	}
+	return l.restored.Complete()
+}
+
+// bare places samples without values, and fails when they need some.
+func (l *loading) bare(state *catalog.State) error {
+	for k := range state.Partitions {
+		p := &state.Partitions[k]
+		if _, err := l.stage(&snapshot.Rows{Partition: p.Name, Samples: p.Samples}); err != nil {
+			return err
+		}
+	}
+	if err := l.restored.Complete(); err != nil {
+		return tqerr.New(tqerr.InvalidState, "load_storage_checkpoint must come before load_controller_checkpoint: %s", err)
+	}
+	return nil
+}
+
+// stage reserves memory for rows on the units where they will be.
+func (l *loading) stage(rows *snapshot.Rows) ([][]byte, error) {
+	if err := l.ctx.Err(); err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	units, err := l.restored.Place(rows.Partition, rows.Samples, rows.Columns, l.s.rooms(), rowSizes(rows.Columns))
+	if err != nil {
+		return nil, err
+	}
+	staged := &stagedRows{partition: rows.Partition, indexes: indexesOf(rows.Samples)}
+	shares := (&txn{s: l.s, write: catalog.Write{Columns: rows.Columns}}).split(units)
+	if err := stageShares(l.ctx, rows.Partition, shares); err != nil {
+		return nil, err
+	}
+	staged.shares = shares
+	l.rows = append(l.rows, staged)
+	return placesOf(shares, len(rows.Columns))
+}
+
+// swapIn makes a checkpoint visible in the place of everything that is there, at once. A sampler that Python runs gets its
+// state before, since it cannot be called with the catalog locked; while its turn is ours it picks nothing.
+func (s *Server) swapIn(ctx context.Context, l *loading) error {
+	python, isPython := s.Sampler().(*sampler.Python)
+	if !isPython {
+		return s.swapWhenQuiet(ctx, l, func() error {
+			if _, now := s.mu.sampler.(*sampler.Python); now {
+				return errOtherSampler
+			}
+			return wrongSampler(s.mu.sampler.Load(l.sampler))
+		})
+	}
+	done, err := python.Turn(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	before, err := python.SaveInTurn(ctx)
+	if err != nil {
+		return err
+	}
+	if err := python.LoadInTurn(ctx, l.sampler); err != nil {
+		return wrongSampler(err)
+	}
+	err = s.swapWhenQuiet(ctx, l, func() error {
+		if s.mu.sampler != sampler.Sampler(python) {
+			return errOtherSampler
+		}
+		return nil
+	})
+	if err != nil {
+		return errors.Join(err, python.LoadInTurn(context.WithoutCancel(ctx), before))
+	}
+	return nil
+}
+
+var errOtherSampler error = tqerr.New(tqerr.Unavailable, "another sampler was registered meanwhile, try again")
+
+func wrongSampler(err error) error {
+	if err == nil {
+		return nil
+	}
+	return tqerr.Wrap(tqerr.CodeOf(err), err, "the sampler of this session does not take the state of the one that was saved")
+}
+
+// swapWhenQuiet waits for slow writers that came first, whose cells are about to go, and swaps. ready is the last thing that
+// may fail; it is called with mu held.
+func (s *Server) swapWhenQuiet(ctx context.Context, l *loading, ready func() error) error {
+	set := &writeSet{all: true, granted: make(chan struct{})}
+	s.mu.Lock()
+	s.mu.writes.enter(set)
+	s.mu.Unlock()
+	set, err := s.claim(ctx, set, func() *writeSet { return set })
+	if err != nil {
+		return err
+	}
+	deletions, err := func() ([]*deletion, error) {
+		defer s.mu.Unlock()
+		defer s.mu.writes.leave(set)
+		if err := l.reachable(); err != nil {
+			return nil, err
+		}
+		if err := s.mu.cat.Fits(l.restored); err != nil {
+			return nil, err
+		}
+		if err := ready(); err != nil {
+			return nil, err
+		}
+		return s.swapLocked(l), nil
+	}()
+	for _, d := range deletions {
+		d.wait()
+	}
+	return err
+}
+
+// reachable fails when a unit is gone on which something is staged.
+func (l *loading) reachable() error {
+	for _, r := range l.rows {
+		for _, sh := range r.shares {
+			if err := sh.unit.Lost(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// swapLocked deletes what is there and commits what is staged. The old catalog is gone with its indexes, so nothing has to be
+// released when the units have deleted.
+func (s *Server) swapLocked(l *loading) (deletions []*deletion) {
+	events := map[string][]catalog.Event{}
+	for _, name := range s.mu.cat.Partitions() {
+		cl := s.mu.cat.StartClearPartition(name)
+		deletions = append(deletions, s.deleteLocked(cl))
+		events[name] = cl.Events
+	}
+	s.mu.cat.Adopt(l.restored)
+	for _, r := range l.rows {
+		samples := s.mu.cat.Samples(r.indexes)
+		for _, sh := range r.shares {
+			if sh.staged != nil {
+				sh.staged.Commit(pickRuns(samples, sh.runs))
+			}
+		}
+	}
+	s.tellAllLocked(events)
+	return deletions
+}
+
+// tellAllLocked serves all waiters, and tells all watches what has gone and what is there now.
+func (s *Server) tellAllLocked(gone map[string][]catalog.Event) {
+	names := map[string]bool{}
+	for name := range s.mu.waiters {
+		names[name] = true
+	}
+	for name := range s.mu.watches {
+		names[name] = true
+	}
+	for name := range names {
+		var events []catalog.Event
+		if len(s.mu.watches[name]) > 0 {
+			events = append(gone[name], s.mu.cat.PutEvents(name)...)
+		}
+		s.changed(name, events)
+	}
+}
