@@ -1,4 +1,7 @@
-"""Samples by key: put, get, update, tags, wait and watch, and memory that returns. Run `python tutorial/kv.py`; it needs nothing else."""
+"""Samples by key: put, get, update, tags, wait and watch, and memory that returns.
+
+Run `python tutorial/kv.py`; it needs nothing else.
+"""
 
 from __future__ import annotations
 
