@@ -248,6 +248,37 @@ func (l *life) read(r *request) (*wire.UnitReply, error) {
 	if err := r.decode(&req); err != nil {
 		return nil, err
 	}
+	leases, err := l.lease(&req)
+	var missing *store.MissingError
+	if errors.As(err, &missing) {
+		at := missing.Sample
+		return &wire.UnitReply{Missing: &wire.MissingCell{
+			Field: missing.Field, Index: at.Index, Generation: int64(at.Generation), Stale: missing.Stale,
+		}}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	reply := &wire.UnitReply{}
+	for _, lease := range leases {
+		for _, c := range lease.Columns() {
+			reply.Columns = append(reply.Columns, columnOf(&c))
+		}
+	}
+	r.payload, reply.Filled = l.gather(leases, req.Inline)
+	if reply.Filled && !req.Keep {
+		releaseAll(leases)
+		return reply, nil
+	}
+	if err := l.keepLeases(req.Lease, leases); err != nil {
+		releaseAll(leases)
+		return nil, err
+	}
+	return reply, nil
+}
+
+// lease takes one lease for all fields or one for each, all or nothing.
+func (l *life) lease(req *wire.UnitReadRequest) ([]store.Lease, error) {
 	samples, err := samplesOf(&req.Samples)
 	if err != nil {
 		return nil, err
@@ -260,41 +291,21 @@ func (l *life) read(r *request) (*wire.UnitReply, error) {
 		}
 	}
 	var leases []store.Lease
-	drop := func() {
-		for _, lease := range leases {
-			lease.Release()
-		}
-	}
-	reply := &wire.UnitReply{}
 	for _, fields := range groups {
 		lease, err := l.unit.Read(req.Partition, fields, samples)
-		var missing *store.MissingError
-		if errors.As(err, &missing) {
-			drop()
-			at := missing.Sample
-			reply = &wire.UnitReply{Missing: &wire.MissingCell{
-				Field: missing.Field, Index: at.Index, Generation: int64(at.Generation), Stale: missing.Stale,
-			}}
-			return reply, nil
-		}
 		if err != nil {
-			drop()
+			releaseAll(leases)
 			return nil, err
 		}
 		leases = append(leases, lease)
-		for _, c := range lease.Columns() {
-			reply.Columns = append(reply.Columns, columnOf(&c))
-		}
 	}
-	if r.payload, reply.Filled = l.gather(leases, req.Inline); reply.Filled && !req.Keep {
-		drop()
-		return reply, nil
+	return leases, nil
+}
+
+func releaseAll(leases []store.Lease) {
+	for _, lease := range leases {
+		lease.Release()
 	}
-	if err := l.keepLeases(req.Lease, leases); err != nil {
-		drop()
-		return nil, err
-	}
-	return reply, nil
 }
 
 func columnOf(c *store.Leased) wire.UnitColumn {
