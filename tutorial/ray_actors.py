@@ -1,4 +1,4 @@
-"""The queue between actors of Ray: rollout actors write, a trainer waits for their samples, no tensor passes through Ray.
+"""The queue between actors of Ray: some write, one waits for their samples, and no tensor passes through Ray.
 
 Run `python tutorial/ray_actors.py`; it starts a Ray of its own on this machine.
 """
@@ -9,10 +9,10 @@ import os
 
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # a local Ray binds to loopback only
 
-import ray
 import torch
 from tensordict import TensorDict
 
+import ray
 import transfer_queue as tq
 
 ROWS = 4
