@@ -4,7 +4,11 @@
 // swaps them in; a reader takes a lease, and the memory of what it leased is not reused before the lease ends.
 package store
 
-import "transferqueue/core/schema"
+import (
+	"fmt"
+
+	"transferqueue/core/schema"
+)
 
 // Block is a piece of unit memory: a byte range of one shared-memory segment of the unit.
 type Block struct {
@@ -26,12 +30,15 @@ type Leased struct {
 }
 
 // Stats counts what a store holds. Used bytes are payload bytes of cells and reservations, including cells that were
-// cleared but are still leased; they are exactly zero when nothing is stored, staged or leased.
+// cleared but are still leased; they are exactly zero when nothing is stored, staged or leased. MemoryUsed and Staging
+// together never exceed MemoryLimit.
 type Stats struct {
 	MemoryUsed  int64
 	MemoryLimit int64 // 0: no limit
+	Staging     int64 // memory in which bytes on their way to and from disk lie
 	DiskUsed    int64
 	DiskLimit   int64
+	Scratch     int64 // mapped disk space that stands in for staging
 	Cells       int64
 	Staged      int64 // transactions neither committed nor aborted
 	Leases      int64
@@ -81,6 +88,52 @@ type Lease interface {
 	Columns() []Leased
 	Release()
 }
+
+// Preparer is a Staged that has to write to disk. Prepare does that when its blocks are filled, before Commit, and may take
+// long. When it fails nothing is visible and the write has to be aborted. Commit does it too, but has no way to fail then.
+type Preparer interface{ Prepare() error }
+
+// Pinner is a Store whose cells may lie on disk. Pin is Read without reading the disk: it is quick, but the lease's blocks
+// have no bytes before its Load.
+type Pinner interface {
+	Pin(partition string, fields []string, samples []schema.Sample) (Lease, error)
+}
+
+// Loader is a Lease that Pin has returned. Load may take long; Columns tells the truth after it. Loading twice is fine.
+// *DamagedError names the cell whose bytes are not what was written.
+type Loader interface{ Load() error }
+
+// Prepare calls Prepare where there is one.
+func Prepare(s Staged) error {
+	if p, ok := s.(Preparer); ok {
+		return p.Prepare()
+	}
+	return nil
+}
+
+// Counters counts what has happened in a store with a disk tier, in cells and bytes.
+type Counters struct {
+	WrittenCells, WrittenBytes   int64 // went to disk when they were put
+	SpilledCells, SpilledBytes   int64 // moved to disk to make room
+	PromotedCells, PromotedBytes int64 // moved back to memory
+	CompactedBytes               int64 // copied on disk to give space back
+	FallbackCells                int64 // should lie on disk but lie in memory, because they could not be written
+}
+
+// DamagedError says which cell's bytes on disk cannot be read or are not what was written.
+type DamagedError struct {
+	Partition string
+	Field     string
+	Sample    schema.Sample
+	Cause     error
+}
+
+func (e *DamagedError) Error() string {
+	return fmt.Sprintf("partition %q: field %q: sample %d: the value on disk is damaged: %v", e.Partition, e.Field, e.Sample.Index, e.Cause)
+}
+
+// Unwrap returns the cause.
+func (e *DamagedError) Unwrap() error { return e.Cause }
 
 // MissingError says which cell a read did not find.
 type MissingError struct {

@@ -1,16 +1,17 @@
-package memtier
+package table
 
 import "fmt"
 
 // Check verifies that cells, extents, pins and bytes agree with one another. It is for tests.
-func (s *Store) Check() error {
+func (s *Table) Check() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	rows, err := s.checkCellsLocked()
 	if err != nil {
 		return err
 	}
-	used, pins, dead := int64(0), 0, 0
+	var used [3]int64
+	pins, dead := 0, 0
 	s.mu.extents.Each(func(id uint32, e *extent) {
 		if e.rows == 0 || err != nil {
 			return
@@ -23,30 +24,34 @@ func (s *Store) Check() error {
 		}
 		var bytes int64
 		bytes, err = s.checkExtentLocked(id, e, rows[id])
-		used += bytes
+		used[e.tier] += bytes
 	})
 	switch {
 	case err != nil:
 		return err
-	case used != s.mu.used:
-		return fmt.Errorf("memtier: extents hold %d bytes, %d are accounted", used, s.mu.used)
+	case (s.opts.Disk == nil || s.mu.staged == 0) && used != s.mu.used:
+		return fmt.Errorf("table: extents hold %d bytes, %d are accounted", used, s.mu.used)
 	case pins != s.mu.pins.Len() || dead != s.mu.dead.Len():
-		return fmt.Errorf("memtier: %d pins and %d zombie ranges are linked, want %d and %d", pins, dead, s.mu.pins.Len(), s.mu.dead.Len())
-	case s.limit > 0 && used > s.limit:
-		return fmt.Errorf("memtier: %d bytes used of %d", used, s.limit)
+		return fmt.Errorf("table: %d pins and %d zombie ranges are linked, want %d and %d", pins, dead, s.mu.pins.Len(), s.mu.dead.Len())
+	case s.opts.MemoryLimit > 0 && s.mu.used[inMemory]+s.mu.staging > s.opts.MemoryLimit:
+		return fmt.Errorf("table: %d bytes of memory used and %d staged of %d", s.mu.used[inMemory], s.mu.staging, s.opts.MemoryLimit)
+	case s.opts.DiskLimit > 0 && s.mu.used[onDisk] > s.opts.DiskLimit:
+		return fmt.Errorf("table: %d bytes of disk used of %d", s.mu.used[onDisk], s.opts.DiskLimit)
+	case s.mu.leases == 0 && s.mu.staged == 0 && s.mu.staging+s.mu.outside != 0:
+		return fmt.Errorf("table: %d bytes staged and %d in scratch space for nothing", s.mu.staging, s.mu.outside)
 	case s.mu.extents.Len() == 0 && s.mu.layouts.Len() != 0:
-		return fmt.Errorf("memtier: %d layouts without an extent", s.mu.layouts.Len())
+		return fmt.Errorf("table: %d layouts without an extent", s.mu.layouts.Len())
 	}
 	return nil
 }
 
 // checkCellsLocked returns, for every extent, how many cells name each of its rows.
-func (s *Store) checkCellsLocked() (map[uint32]map[uint32]int, error) {
+func (s *Table) checkCellsLocked() (map[uint32]map[uint32]int, error) {
 	rows := map[uint32]map[uint32]int{}
 	total := int64(0)
 	for name, p := range s.mu.partitions {
 		if len(p.columns) == 0 {
-			return nil, fmt.Errorf("memtier: partition %q is empty", name)
+			return nil, fmt.Errorf("table: partition %q is empty", name)
 		}
 		for field, c := range p.columns {
 			live := int64(0)
@@ -63,36 +68,36 @@ func (s *Store) checkCellsLocked() (map[uint32]map[uint32]int, error) {
 					rows[at.extent][at.row]++
 				}
 				if n == 0 || n != pg.live {
-					return nil, fmt.Errorf("memtier: field %q: page %d has %d cells, counted %d", field, key, n, pg.live)
+					return nil, fmt.Errorf("table: field %q: page %d has %d cells, counted %d", field, key, n, pg.live)
 				}
 				live += int64(n)
 			}
 			if live == 0 || live != c.live {
-				return nil, fmt.Errorf("memtier: field %q has %d cells, counted %d", field, live, c.live)
+				return nil, fmt.Errorf("table: field %q has %d cells, counted %d", field, live, c.live)
 			}
 			total += live
 		}
 	}
 	if total != s.mu.cells {
-		return nil, fmt.Errorf("memtier: %d cells, counted %d", total, s.mu.cells)
+		return nil, fmt.Errorf("table: %d cells, counted %d", total, s.mu.cells)
 	}
 	return rows, nil
 }
 
 // checkExtentLocked verifies one extent and returns its bytes.
-func (s *Store) checkExtentLocked(id uint32, e *extent, cells map[uint32]int) (bytes int64, err error) {
+func (s *Table) checkExtentLocked(id uint32, e *extent, cells map[uint32]int) (bytes int64, err error) {
 	if e.staged {
 		if e.live != e.rows || len(cells) > 0 {
-			return 0, fmt.Errorf("memtier: staged extent %d has %d cells", id, len(cells))
+			return 0, fmt.Errorf("table: staged extent %d has %d cells", id, len(cells))
 		}
 		return e.size, nil
 	}
 	if int(e.live) != len(cells) || e.live+e.zombies == 0 {
-		return 0, fmt.Errorf("memtier: extent %d has %d live and %d zombie rows, %d cells", id, e.live, e.zombies, len(cells))
+		return 0, fmt.Errorf("table: extent %d has %d live and %d zombie rows, %d cells", id, e.live, e.zombies, len(cells))
 	}
 	for row, n := range cells {
 		if n != 1 || row >= e.rows {
-			return 0, fmt.Errorf("memtier: row %d of extent %d is named by %d cells", row, id, n)
+			return 0, fmt.Errorf("table: row %d of extent %d is named by %d cells", row, id, n)
 		}
 		bytes += s.blockLocked(rowRun{id, row, 1}).Size
 	}
@@ -104,17 +109,17 @@ func (s *Store) checkExtentLocked(id uint32, e *extent, cells map[uint32]int) (b
 		bytes += s.blockLocked(rowRun{id, d.from, d.n}).Size
 		for row := d.from; row < d.from+d.n; row++ {
 			if cells[row] != 0 {
-				return 0, fmt.Errorf("memtier: row %d of extent %d is live and a zombie", row, id)
+				return 0, fmt.Errorf("table: row %d of extent %d is live and a zombie", row, id)
 			}
 		}
 		s.coverLocked(e, rowRun{id, d.from, d.n}, func(part rowRun, covered bool) {
 			if !covered {
-				err = fmt.Errorf("memtier: zombie rows %d+%d of extent %d are not leased", part.from, part.n, id)
+				err = fmt.Errorf("table: zombie rows %d+%d of extent %d are not leased", part.from, part.n, id)
 			}
 		})
 	}
 	if zombies != e.zombies {
-		return 0, fmt.Errorf("memtier: extent %d has %d zombie rows, counted %d", id, zombies, e.zombies)
+		return 0, fmt.Errorf("table: extent %d has %d zombie rows, counted %d", id, zombies, e.zombies)
 	}
 	return bytes, err
 }
