@@ -1,12 +1,14 @@
 package table
 
 import (
-	"fmt"
+	"errors"
 	"hash/crc32"
 
 	"transferqueue/core/schema"
 	"transferqueue/core/store"
 )
+
+var errChecksum = errors.New("its checksum differs")
 
 // loading is what a lease has to read from disk, and where it puts it. Runs of the lease name a block on disk before, and
 // one in memory after.
@@ -122,7 +124,7 @@ func (s *Table) loadRun(o *loading, r *diskRun, to []byte) error {
 		return s.rowByRow(o, r, to, err)
 	}
 	if bad := firstBad(&r.rows, to, r.sums); bad >= 0 {
-		return o.damaged(r, bad, fmt.Errorf("its checksum differs"))
+		return o.damaged(r, bad, errChecksum)
 	}
 	return nil
 }
@@ -138,7 +140,7 @@ func (s *Table) rowByRow(o *loading, r *diskRun, to []byte, err error) error {
 			return o.damaged(r, k, err)
 		}
 		if crc32.Checksum(part, castagnoli) != r.sums[k] {
-			return o.damaged(r, k, fmt.Errorf("its checksum differs"))
+			return o.damaged(r, k, errChecksum)
 		}
 	}
 	return nil

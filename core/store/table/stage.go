@@ -216,7 +216,7 @@ func (tx *staged) Prepare() error {
 		}
 	}
 	if err == nil {
-		err = s.opts.Disk.Secure(blocks)
+		err = s.opts.Disk.Secure(blocks, len(tx.columns)*tx.rows)
 	}
 	s.mu.Lock()
 	if err != nil {
@@ -307,7 +307,11 @@ func (tx *staged) Commit(samples []schema.Sample) {
 		}
 		return
 	}
+	fallback := int64(0)
 	if s.open(tx) && tx.Prepare() != nil {
+		for i := range tx.parts {
+			fallback += int64(tx.parts[i].to - tx.parts[i].from)
+		}
 		tx.parts = nil
 	}
 	s.mu.Lock()
@@ -318,6 +322,7 @@ func (tx *staged) Commit(samples []schema.Sample) {
 	tx.done = true
 	s.mu.staged--
 	s.mu.clock++
+	s.mu.counters.FallbackCells += fallback
 	freed := tx.endStagingLocked()
 	part := 0
 	for i, id := range tx.extents {
@@ -332,7 +337,11 @@ func (tx *staged) Commit(samples []schema.Sample) {
 			freed += s.bindLocked(c, id, at, samples[at:p.from])
 			s.mu.extents.At(p.extent).staged = false
 			freed += s.bindLocked(c, p.extent, 0, samples[p.from:p.to])
-			freed += s.freeRowsLocked(rowRun{id, uint32(p.from), uint32(p.to - p.from)})
+			if n := s.freeRowsLocked(rowRun{id, uint32(p.from), uint32(p.to - p.from)}); s.opts.MemoryLimit > 0 {
+				freed += n // it was staging: room only where there is a limit
+			}
+			s.mu.counters.WrittenCells += int64(p.to - p.from)
+			s.mu.counters.WrittenBytes += p.bytes.Size
 			at = p.to
 		}
 		if at < tx.rows {

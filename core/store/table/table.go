@@ -45,8 +45,8 @@ type Disk interface {
 	Write(b store.Block, from []byte) error
 	// Read reads a block. An error is about its bytes: they are not there, or the disk does not give them.
 	Read(b store.Block, to []byte) error
-	// Secure makes what was written to the blocks as durable as the disk tier promises, before they are bound.
-	Secure(blocks []store.Block) error
+	// Secure makes what was written to the blocks as durable as the disk tier promises, before so many rows in them are bound.
+	Secure(blocks []store.Block, rows int) error
 
 	// Free gives back any part of a block. Like Bind, Drop and End it is called under the table's lock, makes no file call
 	// and cannot fail.
@@ -248,4 +248,11 @@ func (c *column) freeMemoryLocked(s *Table) {
 		}
 	}
 	f.flush(s)
+}
+
+// Closed reports whether Close has succeeded.
+func (s *Table) Closed() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mu.closed
 }
