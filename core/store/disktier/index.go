@@ -23,9 +23,6 @@ type indexFile struct {
 	allocated int64 // space up to here is taken already
 }
 
-// rewriteAfter is by how much an index outgrows twice its first frame before it is replaced.
-const rewriteAfter = 4 << 20
-
 // rowEstimate is about the most that a row takes in a frame.
 const rowEstimate = 40
 
@@ -152,7 +149,7 @@ func (t *Tier) flush() error {
 		if err := t.rewrite(); err != nil {
 			return err
 		}
-	} else if x.end > 2*x.first+rewriteAfter {
+	} else if x.end > 2*x.first+t.opts.HeadroomBytes {
 		_ = t.rewrite() // the old one is good enough
 	}
 	return t.append()

@@ -85,7 +85,8 @@ func (t *Tier) indexPath(number uint32) string {
 	return filepath.Join(t.opts.Dir, fmt.Sprintf("index-%08d", number))
 }
 
-// openChecked opens a file and reads its header. empty says that the file has none yet.
+// openChecked opens a file and reads its header. empty says that the file has none yet: what is there is the beginning of the
+// header that it would get, or zeros.
 func (t *Tier) openChecked(path string, kind uint16, number uint32) (f vfs.DiskFile, h header, size int64, empty bool, err error) {
 	if f, err = t.fs.Open(path); err != nil {
 		return nil, h, 0, false, t.failed(err, "open")
@@ -98,7 +99,7 @@ func (t *Tier) openChecked(path string, kind uint16, number uint32) (f vfs.DiskF
 		_ = f.Close()
 		return nil, h, 0, false, t.failed(err, "read "+path)
 	}
-	if size == 0 || len(bytes.TrimRight(b, "\x00")) == 0 {
+	if torn(b, (header{kind, number, t.identity}).encode()) {
 		return f, h, size, true, nil
 	}
 	if h, err = decodeHeader(b); err == nil && (h.kind != kind || h.number != number) {
@@ -109,6 +110,20 @@ func (t *Tier) openChecked(path string, kind uint16, number uint32) (f vfs.DiskF
 		return nil, h, 0, false, tqerr.Wrap(tqerr.CodeOf(err), err, "unit disk: %s", path)
 	}
 	return f, h, size, false, nil
+}
+
+// torn reports whether of a header only some bytes were written.
+func torn(got, whole []byte) bool {
+	missing := false
+	for i := range got {
+		if got[i] != whole[i] {
+			missing = true
+			if got[i] != 0 {
+				return false
+			}
+		}
+	}
+	return missing
 }
 
 // wipe empties a folder of scratch. Every file is looked at before the first is removed.

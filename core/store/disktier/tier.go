@@ -31,7 +31,8 @@ type Options struct {
 	// SegmentBytes is how large a values file gets, but for a single larger block; 0 means 256 MiB. Each file costs a file
 	// descriptor; larger ones wait longer for being removed as a whole.
 	SegmentBytes int64
-	// HeadroomBytes of disk space are kept for compaction on a full disk, and as much for the index; 0 means 4 MiB.
+	// HeadroomBytes of disk space are kept for compaction on a full disk, and as much for the index; 0 means 4 MiB. By so much
+	// the index may outgrow twice the state that it holds before it is replaced.
 	HeadroomBytes int64
 
 	fs vfs.Disk // nil: that of the system
