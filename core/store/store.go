@@ -6,6 +6,7 @@ package store
 
 import (
 	"fmt"
+	"math"
 
 	"transferqueue/core/schema"
 )
@@ -37,11 +38,19 @@ type Stats struct {
 	MemoryLimit int64 // 0: no limit
 	Staging     int64 // memory in which bytes on their way to and from disk lie
 	DiskUsed    int64
-	DiskLimit   int64
+	DiskLimit   int64 // 0: no disk tier, math.MaxInt64: no limit
 	Scratch     int64 // mapped disk space that stands in for staging
 	Cells       int64
 	Staged      int64 // transactions neither committed nor aborted
 	Leases      int64
+}
+
+// Room is how many bytes more the store could take, if need be by moving others to disk.
+func (s Stats) Room() int64 {
+	if s.MemoryLimit == 0 || s.DiskLimit == math.MaxInt64 {
+		return math.MaxInt64
+	}
+	return s.MemoryLimit - s.MemoryUsed - s.Staging + max(0, s.DiskLimit-s.DiskUsed)
 }
 
 // Store is one unit's table of cells. All methods may be called from any goroutine.
@@ -119,6 +128,19 @@ type Counters struct {
 	CompactedBytes               int64 // copied on disk to give space back
 	FallbackCells                int64 // should lie on disk but lie in memory, because they could not be written
 }
+
+// Use says what a sample is needed for. The order is that in which samples may go to a slower tier.
+type Use uint8
+
+// The uses.
+const (
+	Consumed Use = iota // every task has consumed it
+	Unready             // it has not all fields yet
+	Wanted
+)
+
+// Advisor fills in what samples of a partition are needed for.
+type Advisor func(partition string, samples []schema.Sample, uses []Use)
 
 // DamagedError says which cell's bytes on disk cannot be read or are not what was written.
 type DamagedError struct {

@@ -12,7 +12,6 @@ import (
 	"strings"
 
 	"transferqueue/core/internal/vfs"
-	"transferqueue/core/schema"
 	"transferqueue/core/store"
 	"transferqueue/core/tqerr"
 )
@@ -309,11 +308,7 @@ func (t *Tier) dropOrphans() {
 				continue
 			}
 			_, to := g.deadAround(from, from)
-			if g.file.Punch(int64(from)*pageSize, int64(to-from)*pageSize) == nil {
-				for i := from; i < to; i++ {
-					g.pages[i] = punched
-				}
-			}
+			g.punch(from, to)
 			from = to
 		}
 		return true
@@ -448,5 +443,3 @@ func (e *entry) slice(from, to int) entry {
 		block: store.Block{Segment: e.block.Segment, Offset: e.block.Offset + offsets[from], Size: offsets[to] - offsets[from]},
 	}
 }
-
-var _ = schema.Sample{}

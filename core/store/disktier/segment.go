@@ -30,6 +30,7 @@ type segment struct {
 	end    int64 // where the next block goes
 	live   int64
 	pages  []uint16 // live bytes of each page, or punched; page 0 is the header
+	holes  int      // pages that are punched
 	full   bool     // nothing is appended any more
 	broken bool     // an fsync failed
 
@@ -51,13 +52,17 @@ func (g *segment) account(off, size int64, sign int) {
 }
 
 // resident is the space of the pages that may hold values.
-func (g *segment) resident() (n int64) {
-	for _, p := range g.pages[min(1, len(g.pages)):] {
-		if p != punched {
-			n += pageSize
-		}
+func (g *segment) resident() int64 { return int64(max(0, len(g.pages)-1-g.holes)) * pageSize }
+
+// punch gives pages back.
+func (g *segment) punch(from, to int) {
+	if g.file.Punch(int64(from)*pageSize, int64(to-from)*pageSize) != nil {
+		return // it only costs space
 	}
-	return n
+	for i := from; i < to; i++ {
+		g.pages[i] = punched
+	}
+	g.holes += to - from
 }
 
 // deadAround returns the pages that are dead and not punched around a range of pages that are dead.
@@ -260,7 +265,7 @@ func (t *Tier) reclaim() bool {
 		g := t.segment(f.block.Segment)
 		g.account(f.block.Offset, f.block.Size, -1)
 		if !t.tidy(g) {
-			t.punch(g, f.block)
+			t.punchAround(g, f.block)
 		}
 	}
 	return true
@@ -282,13 +287,13 @@ func (t *Tier) tidy(g *segment) bool {
 		return true
 	}
 	if g.file.Truncate(valuesStart) == nil {
-		g.end, g.pages = valuesStart, nil
+		g.end, g.pages, g.holes = valuesStart, nil, 0
 	}
 	return true
 }
 
-// punch returns the pages of a freed block to the file system, with dead ones around them. Called with places held.
-func (t *Tier) punch(g *segment, b store.Block) {
+// punchAround returns the pages of a freed block to the file system, with dead ones around them. Called with places held.
+func (t *Tier) punchAround(g *segment, b store.Block) {
 	from, to := int(b.Offset/pageSize), int((b.Offset+b.Size-1)/pageSize)+1
 	for from < to && g.pages[from] != 0 {
 		from++
@@ -302,12 +307,7 @@ func (t *Tier) punch(g *segment, b store.Block) {
 	if from, to = g.deadAround(from, to); to == len(g.pages) && !g.full {
 		to-- // the next block may begin there
 	}
-	if to-from < punchPages {
-		return
-	}
-	if g.file.Punch(int64(from)*pageSize, int64(to-from)*pageSize) == nil {
-		for i := from; i < to; i++ {
-			g.pages[i] = punched
-		}
+	if to-from >= punchPages {
+		g.punch(from, to)
 	}
 }

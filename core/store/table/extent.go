@@ -18,6 +18,7 @@ type extent struct {
 	pins         uint32 // first of the pins on it
 	dead         uint32 // first of its zombie ranges
 	sum          uint32 // of the only row, on disk
+	serial       uint32 // tells it from others that have had its number
 	touched      uint32 // Table.clock when it was written or read last
 	reads        uint8  // since it was written, no further than 255
 	tier         tier
@@ -81,9 +82,10 @@ func (s *Table) layoutLocked(c *schema.Column) uint32 {
 func (s *Table) newExtentLocked(c *schema.Column, b store.Block, t tier) uint32 {
 	lid := s.layoutLocked(c)
 	id := s.mu.extents.New()
+	s.mu.serial++
 	*s.mu.extents.At(id) = extent{
 		offset: b.Offset, size: b.Size, segment: b.Segment, rows: uint32(c.Rows), live: uint32(c.Rows), layout: lid,
-		touched: s.mu.clock, tier: t, staged: true,
+		serial: s.mu.serial, touched: s.mu.clock, tier: t, staged: true,
 	}
 	return id
 }

@@ -69,7 +69,23 @@ func (l *lease) Load() error {
 		o.runs[i].run.Block = o.blocks[i]
 	}
 	o.loaded = true
+	if s.opts.OnHot != nil {
+		s.tellHot(o)
+	}
 	return nil
+}
+
+// tellHot names the cells that are worth a place in memory.
+func (s *Table) tellHot(o *loading) {
+	var hot []Cells
+	for i := range o.runs {
+		if r := &o.runs[i]; r.hot {
+			hot = append(hot, Cells{o.partition, o.fields[r.field], o.samples[r.row : r.row+r.rows.Rows]})
+		}
+	}
+	if hot != nil {
+		s.opts.OnHot(hot)
+	}
 }
 
 // stageRead allocates staging for all runs: in memory when that has room, else in scratch space.
@@ -81,7 +97,7 @@ func (s *Table) stageRead(o *loading) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	alloc, total := s.allocLocked, &o.memory
-	if limit := s.opts.MemoryLimit; limit > 0 && need > limit-s.mu.used[inMemory]-s.mu.staging {
+	if limit := s.opts.MemoryLimit; limit > 0 && need > limit-s.memoryInUseLocked() {
 		if s.opts.Scratch == nil {
 			return s.noMemoryLocked(need)
 		}

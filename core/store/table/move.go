@@ -33,13 +33,13 @@ type Listed struct {
 	Touched uint32 // the larger, the later they were written or read
 }
 
-// List returns the live cells in memory, or those on disk in one segment.
+// List returns the live cells in memory that nobody leases, or those on disk in one segment.
 func (s *Table) List(disk bool, segment uint32) (out []Listed) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.eachRunLocked(func(c *column, run rowRun, samples []schema.Sample) {
 		e := s.mu.extents.At(run.extent)
-		if disk != (e.tier == onDisk) || (disk && e.segment != segment) {
+		if disk && (e.tier != onDisk || e.segment != segment) || !disk && (e.tier != inMemory || e.pins != 0) {
 			return
 		}
 		out = append(out, Listed{
@@ -112,16 +112,18 @@ func (s *Table) Restore(partition string, column *schema.Column, samples []schem
 	s.mu.cells += int64(len(samples))
 }
 
-// moving is a run on its way.
+// moving is a run on its way. Nothing keeps its rows meanwhile, so that clearing them frees them at once: what was copied
+// counts only if the cells still name the same extent afterwards, which its serial number tells.
 type moving struct {
 	column  *column
 	run     rowRun
+	serial  uint32
 	samples []schema.Sample
 	rows    schema.Column
 	from    store.Block
 	to      store.Block
-	pin     uint32
 	sums    []uint32
+	skip    bool // it could not be read: its rows are gone, or are damaged, which a reader will be told
 }
 
 // Move copies cells to another place and lets them be read from there. Cells that are not where they would be moved from, or
@@ -133,26 +135,33 @@ func (s *Table) Move(cells []Cells, where Where, keep int64) (moved int64, err e
 	if len(list) == 0 {
 		return 0, nil
 	}
+	if err := s.reserveMove(need, where, keep); err != nil {
+		return 0, err
+	}
 	if where == ToMemory {
-		err = s.moveToMemory(list, need, keep)
+		err = s.copyToMemory(list)
 	} else {
-		err = s.moveToDisk(list, need, where)
+		err = s.moveToDisk(list, need)
 	}
 	s.mu.Lock()
+	if where != Compact {
+		s.mu.moving[tierTo(where)] -= need
+	}
 	if err == nil {
 		moved = s.endMoveLocked(list, where)
 	}
-	freed := moved
-	for i := range list {
-		if extent := s.unpinLocked(list[i].pin); s.mu.extents.At(extent).dead != 0 {
-			freed += s.settleLocked(extent)
-		}
-	}
-	s.unlockAndTell(freed)
+	s.unlockAndTell(moved)
 	return moved, err
 }
 
-// beginMove finds and pins what is to be moved.
+func tierTo(where Where) tier {
+	if where == ToMemory {
+		return inMemory
+	}
+	return onDisk
+}
+
+// beginMove finds what is to be moved.
 func (s *Table) beginMove(cells []Cells, where Where) (list []moving, need int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -171,17 +180,18 @@ func (s *Table) beginMove(cells []Cells, where Where) (list []moving, need int64
 			for _, run := range runs {
 				samples := c.Samples[at : at+int(run.n)]
 				at += int(run.n)
-				if (s.mu.extents.At(run.extent).tier == onDisk) == (where == ToDisk) {
+				e := s.mu.extents.At(run.extent)
+				if (e.tier == onDisk) == (where == ToDisk) {
 					continue
 				}
-				b := s.blockLocked(run)
-				need += b.Size
-				list = append(list, moving{
-					column: column, run: run, samples: samples, rows: s.columnOfRunLocked(run), from: b, pin: s.pinLocked(run),
-				})
-				if where != ToDisk {
-					list[len(list)-1].sums = s.sumsLocked(run)
+				m := moving{
+					column: column, run: run, serial: e.serial, samples: samples, rows: s.columnOfRunLocked(run), from: s.blockLocked(run),
 				}
+				if where != ToDisk {
+					m.sums = s.sumsLocked(run)
+				}
+				need += m.from.Size
+				list = append(list, m)
 			}
 			if from = len(c.Samples); missing >= 0 {
 				from = at + 1
@@ -191,90 +201,62 @@ func (s *Table) beginMove(cells []Cells, where Where) (list []moving, need int64
 	return list, need
 }
 
-// moveToMemory reads runs into memory.
-func (s *Table) moveToMemory(list []moving, need, keep int64) error {
+// reserveMove takes room for the copies. Compact takes none: its copies replace what counts already.
+func (s *Table) reserveMove(need int64, where Where, keep int64) error {
 	s.mu.Lock()
-	if used := s.mu.used[inMemory] + s.mu.staging; need > keep-used {
-		s.mu.Unlock()
-		return tqerr.New(tqerr.ResourceExhausted, "unit memory: %d bytes needed, %d of %d used", need, used, keep)
+	defer s.mu.Unlock()
+	switch where {
+	case ToMemory:
+		if used := s.memoryInUseLocked(); need > keep-used {
+			return tqerr.New(tqerr.ResourceExhausted, "unit memory: %d bytes needed, %d of %d used", need, used, keep)
+		}
+	case ToDisk:
+		if err := s.diskRoomLocked(need); err != nil {
+			return err
+		}
+	default:
+		return nil
 	}
+	s.mu.moving[tierTo(where)] += need
+	return nil
+}
+
+// copyToMemory reads runs into memory.
+func (s *Table) copyToMemory(list []moving) error {
 	for i := range list {
 		b, err := s.allocLocked(list[i].from.Size)
 		if err != nil {
 			for _, done := range list[:i] {
 				s.freeBlockLocked(done.to)
 			}
-			s.mu.Unlock()
 			return err
 		}
 		list[i].to = b
+		list[i].skip = !s.readRun(&list[i], s.Bytes(b))
 	}
-	s.mu.staging += need
-	s.mu.Unlock()
-	var err error
-	for i := 0; i < len(list) && err == nil; i++ {
-		err = s.readRun(&list[i], s.Bytes(list[i].to))
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.mu.staging -= need
+	return nil
+}
+
+// readRun reads a run from disk and reports whether it has its checksums.
+func (s *Table) readRun(m *moving, to []byte) bool {
+	return s.opts.Disk.Read(m.from, to) == nil && firstBad(&m.rows, to, m.sums) < 0
+}
+
+// moveToDisk writes runs one behind the other.
+func (s *Table) moveToDisk(list []moving, need int64) error {
+	whole, err := s.opts.Disk.Alloc(need)
 	if err != nil {
-		for i := range list {
-			s.freeBlockLocked(list[i].to)
-		}
 		return err
 	}
-	s.mu.used[inMemory] += need
-	return nil
-}
-
-// readRun reads a run from disk and compares it with its checksums.
-func (s *Table) readRun(m *moving, to []byte) error {
-	damaged := func(row int, cause error) error {
-		return &store.DamagedError{Partition: m.column.partition, Field: m.column.field, Sample: m.samples[row], Cause: cause}
+	rows := 0
+	for i := range list {
+		rows += list[i].rows.Rows
 	}
-	if err := s.opts.Disk.Read(m.from, to); err != nil {
-		return damaged(0, err)
+	if err = s.copyToDisk(list, whole); err == nil {
+		err = s.opts.Disk.Secure([]store.Block{whole}, rows)
 	}
-	if bad := firstBad(&m.rows, to, m.sums); bad >= 0 {
-		return damaged(bad, errChecksum)
-	}
-	return nil
-}
-
-// moveToDisk writes runs one behind the other. Room on disk counts from the moment when the runs are bound there, because
-// what Compact copies takes no more of it.
-func (s *Table) moveToDisk(list []moving, need int64, where Where) error {
-	if where == ToDisk {
-		s.mu.Lock()
-		used, limit := s.mu.used[onDisk], s.opts.DiskLimit
-		if limit > 0 && need > limit-used {
-			s.mu.Unlock()
-			return tqerr.New(tqerr.ResourceExhausted, "unit disk: %d bytes needed, %d of %d used; clear samples or raise disk_limit_bytes", need, used, limit)
-		}
-		s.mu.used[onDisk] += need
-		s.mu.Unlock()
-	}
-	whole, err := s.opts.Disk.Alloc(need)
-	if err == nil {
-		if err = s.copyToDisk(list, whole); err == nil {
-			rows := 0
-			for i := range list {
-				rows += list[i].rows.Rows
-			}
-			err = s.opts.Disk.Secure([]store.Block{whole}, rows)
-		}
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch {
-	case err != nil:
+	if err != nil {
 		s.opts.Disk.Free(whole)
-		if where == ToDisk {
-			s.mu.used[onDisk] -= need
-		}
-	case where == Compact:
-		s.mu.used[onDisk] += need
 	}
 	return err
 }
@@ -300,16 +282,7 @@ func (s *Table) copyToDisk(list []moving, whole store.Block) error {
 				return err
 			}
 		}
-		var data []byte
-		if m.sums != nil { // it lies on disk now
-			data = make([]byte, m.from.Size)
-			if err := s.readRun(m, data); err != nil {
-				return err
-			}
-		} else {
-			data = s.Bytes(m.from)
-			m.sums = checksums(&m.rows, 0, m.rows.Rows, data)
-		}
+		data := s.bytesToMove(m)
 		if small {
 			buffer = append(buffer, data...)
 			continue
@@ -322,17 +295,30 @@ func (s *Table) copyToDisk(list []moving, whole store.Block) error {
 	return flush()
 }
 
+// bytesToMove is the bytes of a run, wherever it lies.
+func (s *Table) bytesToMove(m *moving) []byte {
+	if m.sums == nil {
+		data := s.Bytes(m.from)
+		m.sums = checksums(&m.rows, 0, m.rows.Rows, data)
+		return data
+	}
+	data := make([]byte, m.from.Size)
+	m.skip = !s.readRun(m, data)
+	return data
+}
+
 // endMoveLocked binds the cells that still name what was copied.
 func (s *Table) endMoveLocked(list []moving, where Where) (moved int64) {
-	cells, t := int64(0), onDisk
-	if where == ToMemory {
-		t = inMemory
-	}
+	cells, t := int64(0), tierTo(where)
 	for i := range list {
 		m := &list[i]
+		if m.skip {
+			s.freeCopyLocked(m, t)
+			continue
+		}
 		id := s.newExtentLocked(&m.rows, m.to, t)
+		s.mu.used[t] += m.to.Size
 		s.mu.extents.At(id).staged = false
-		s.mu.extents.At(id).touched = s.mu.extents.At(m.run.extent).touched
 		if t == onDisk {
 			s.setSumsLocked(id, m.sums)
 		}
@@ -351,6 +337,14 @@ func (s *Table) endMoveLocked(list []moving, where Where) (moved int64) {
 	return moved
 }
 
+func (s *Table) freeCopyLocked(m *moving, t tier) {
+	if t == onDisk {
+		s.opts.Disk.Free(m.to)
+	} else {
+		s.freeBlockLocked(m.to)
+	}
+}
+
 // swapLocked lets the cells of a run name the rows of a new extent. Rows whose cell names something else meanwhile are freed.
 func (s *Table) swapLocked(m *moving, id uint32) (moved, cells int64) {
 	for from := 0; from < len(m.samples); {
@@ -362,6 +356,7 @@ func (s *Table) swapLocked(m *moving, id uint32) (moved, cells int64) {
 		if same {
 			moved += s.blockLocked(run).Size
 			cells += int64(to - from)
+			s.mu.extents.At(id).touched = s.mu.extents.At(m.run.extent).touched
 			s.bindLocked(m.column, id, from, m.samples[from:to])
 		} else {
 			s.freeRowsLocked(run)
@@ -371,12 +366,13 @@ func (s *Table) swapLocked(m *moving, id uint32) (moved, cells int64) {
 	return moved, cells
 }
 
-// stillThereLocked reports whether the cell of row i names what was copied. The extent of a pinned run cannot be another one.
+// stillThereLocked reports whether the cell of row i names what was copied.
 func (s *Table) stillThereLocked(m *moving, i int) bool {
 	p := s.mu.partitions[m.column.partition]
 	if p == nil || p.columns[m.column.field] != m.column {
 		return false
 	}
 	pg := m.column.pages[m.samples[i].Index>>pageShift]
-	return pg != nil && pg.cells[m.samples[i].Index&pageMask] == cell{m.run.extent, m.run.from + uint32(i), m.samples[i].Generation}
+	return pg != nil && pg.cells[m.samples[i].Index&pageMask] == cell{m.run.extent, m.run.from + uint32(i), m.samples[i].Generation} &&
+		s.mu.extents.At(m.run.extent).serial == m.serial
 }

@@ -50,8 +50,9 @@ func (s *Table) Stage(partition string, columns []schema.Column) (store.Staged, 
 		tx.rows = columns[0].Rows
 	}
 	if s.opts.Disk != nil {
+		forced := s.tooLarge(sizes)
 		for i := range columns {
-			tx.split(i, sizes[i])
+			tx.split(i, sizes[i], forced != nil && forced[i])
 		}
 	}
 	s.mu.Lock()
@@ -78,20 +79,44 @@ func tierOf(b store.Block) tier {
 	return inMemory
 }
 
+// tooLarge says which columns go to disk as a whole because memory could not hold all of them, were it empty: the largest.
+func (s *Table) tooLarge(sizes []int64) []bool {
+	total := int64(0)
+	for _, size := range sizes {
+		total += size
+	}
+	if limit := s.opts.MemoryLimit; limit == 0 || (total <= limit && total >= 0) {
+		return nil
+	}
+	out := make([]bool, len(sizes))
+	for range sizes {
+		k := -1
+		for i, size := range sizes {
+			if !out[i] && (k < 0 || size > sizes[k]) {
+				k = i
+			}
+		}
+		if out[k], total = true, total-sizes[k]; total <= s.opts.MemoryLimit && total >= 0 {
+			break
+		}
+	}
+	return out
+}
+
 // split finds the rows of a column that go to disk.
-func (tx *staged) split(i int, size int64) {
+func (tx *staged) split(i int, size int64, all bool) {
 	c, threshold := &tx.columns[i], tx.s.opts.Threshold
 	add := func(from, to int, offset, n int64) {
 		tx.parts = append(tx.parts, diskPart{column: i, from: from, to: to, bytes: store.Block{Offset: offset, Size: n}})
 		tx.disk += n
 	}
-	switch limit := tx.s.opts.MemoryLimit; {
+	switch {
 	case c.Rows == 0:
 		return
-	case c.Form == schema.Uniform && c.RowBytes() < threshold && (limit == 0 || size <= limit):
-		return
-	case c.Form == schema.Uniform || (limit > 0 && size > limit):
+	case all || (c.Form == schema.Uniform && c.RowBytes() >= threshold):
 		add(0, c.Rows, 0, size)
+		return
+	case c.Form == schema.Uniform:
 		return
 	}
 	offsets := c.Offsets()
@@ -116,10 +141,6 @@ func (s *Table) reserveLocked(tx *staged, sizes []int64) error {
 			return tqerr.New(tqerr.InvalidArgument, "the columns have more bytes than 64 bit can count")
 		}
 	}
-	if limit := s.opts.DiskLimit; limit > 0 && tx.disk > limit-s.mu.used[onDisk] {
-		return tqerr.New(tqerr.ResourceExhausted, "unit disk: %d bytes needed, %d of %d used; clear samples or raise disk_limit_bytes",
-			tx.disk, s.mu.used[onDisk], limit)
-	}
 	diskBound := make([]int64, len(sizes))
 	for i := range tx.parts {
 		diskBound[tx.parts[i].column] += tx.parts[i].bytes.Size
@@ -128,16 +149,19 @@ func (s *Table) reserveLocked(tx *staged, sizes []int64) error {
 	for i, size := range sizes {
 		if outside != nil && outside[i] {
 			need -= size
+			tx.outside += size
 		}
 	}
-	if limit := s.opts.MemoryLimit; limit > 0 && need > limit-s.mu.used[inMemory]-s.mu.staging {
+	if err := s.diskRoomLocked(tx.disk + tx.outside); err != nil {
+		return err
+	}
+	if limit := s.opts.MemoryLimit; limit > 0 && need > limit-s.memoryInUseLocked() {
 		return s.noMemoryLocked(need)
 	}
 	for i, size := range sizes {
 		var err error
 		if outside != nil && outside[i] {
 			tx.blocks[i], err = s.opts.Scratch.Alloc(size)
-			tx.outside += size
 		} else {
 			tx.blocks[i], err = s.allocLocked(size)
 			tx.memory += diskBound[i]
@@ -158,14 +182,14 @@ func (s *Table) reserveLocked(tx *staged, sizes []int64) error {
 
 func (s *Table) noMemoryLocked(need int64) error {
 	return tqerr.New(tqerr.ResourceExhausted, "unit memory: %d bytes needed, %d of %d used; clear samples or raise memory_limit_bytes",
-		need, s.mu.used[inMemory]+s.mu.staging, s.opts.MemoryLimit)
+		need, s.memoryInUseLocked(), s.opts.MemoryLimit)
 }
 
 // scratchColumnsLocked says which columns are staged in scratch space: those that go to disk as a whole, when memory has no
 // room for all columns.
 func (s *Table) scratchColumnsLocked(sizes, diskBound []int64, need int64) []bool {
 	limit := s.opts.MemoryLimit
-	if s.opts.Scratch == nil || limit == 0 || need <= limit-s.mu.used[inMemory]-s.mu.staging {
+	if s.opts.Scratch == nil || limit == 0 || need <= limit-s.memoryInUseLocked() {
 		return nil
 	}
 	out := make([]bool, len(sizes))

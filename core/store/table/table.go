@@ -15,8 +15,8 @@
 // Both kinds of memory are called staging and count against the memory limit; when that has no room, the column lies in
 // scratch space, which is on disk but mapped.
 //
-// Move copies live rows to the other tier, or to another place on disk, while they stay readable: it pins them, copies, and
-// points those cells to the copy that still name what was copied.
+// Move copies live rows to the other tier, or to another place on disk, while they stay readable: it copies, and points those
+// cells to the copy that still name what was copied. It pins nothing, so that a cell that is cleared meanwhile is free at once.
 //
 // Everything is done run by run: a run is a number of consecutive rows of one extent, and a batch is usually one run per
 // column. Records per row and per extent have no pointers. Table.mu guards all of it; locks of the arena and of the disk's
@@ -74,7 +74,10 @@ type Options struct {
 	// Threshold sends rows of at least that many bytes to disk.
 	Threshold int64
 	// Scratch is memory beyond the limit, for staging that has no room. nil: there is none, and such a write or read fails.
+	// What writes stage there counts against the disk limit.
 	Scratch Scratch
+	// OnHot is called, without any lock, with cells on disk that were read for at least the second time. It must not block.
+	OnHot func([]Cells)
 }
 
 // Scratch is mapped disk space. Its blocks have segment numbers from ScratchSegments on.
@@ -117,6 +120,8 @@ type Table struct {
 		used       [3]int64 // bytes of extents by tier, but for those of staging
 		staging    int64    // bytes of memory extents that end at Commit, and of leases in memory
 		outside    int64    // the same in scratch space
+		moving     [3]int64 // bytes taken by copies that Move is making; they are in no figure but that of the room left
+		serial     uint32   // of the last extent
 		clock      uint32   // of touches
 		cells      int64
 		staged     int64
@@ -188,6 +193,31 @@ func (s *Table) OnFree(fn func()) {
 	s.mu.onFree = append(s.mu.onFree[:len(s.mu.onFree):len(s.mu.onFree)], fn)
 }
 
+// Tell calls what OnFree has registered.
+func (s *Table) Tell() {
+	s.mu.Lock()
+	tell := s.mu.onFree
+	s.mu.Unlock()
+	for _, fn := range tell {
+		fn()
+	}
+}
+
+// memoryInUseLocked is what counts against the memory limit.
+func (s *Table) memoryInUseLocked() int64 {
+	return s.mu.used[inMemory] + s.mu.staging + s.mu.moving[inMemory]
+}
+
+// diskRoomLocked fails when the disk limit leaves no room for so many bytes.
+func (s *Table) diskRoomLocked(need int64) error {
+	used := s.mu.used[onDisk] + s.mu.outside + s.mu.moving[onDisk]
+	if limit := s.opts.DiskLimit; limit > 0 && need > limit-used {
+		return tqerr.New(tqerr.ResourceExhausted, "unit disk: %d bytes needed, %d of %d used; clear samples or raise disk_limit_bytes",
+			need, used, limit)
+	}
+	return nil
+}
+
 // Bytes implements store.Store.
 func (s *Table) Bytes(b store.Block) []byte {
 	if b.Size == 0 {
@@ -203,9 +233,13 @@ func (s *Table) Bytes(b store.Block) []byte {
 func (s *Table) Stats() store.Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	diskLimit := s.opts.DiskLimit
+	if s.opts.Disk != nil && diskLimit == 0 {
+		diskLimit = math.MaxInt64
+	}
 	return store.Stats{
 		MemoryUsed: s.mu.used[inMemory], MemoryLimit: s.opts.MemoryLimit, Staging: s.mu.staging,
-		DiskUsed: s.mu.used[onDisk], DiskLimit: s.opts.DiskLimit, Scratch: s.mu.outside + s.mu.used[inScratch],
+		DiskUsed: s.mu.used[onDisk], DiskLimit: diskLimit, Scratch: s.mu.outside + s.mu.used[inScratch],
 		Cells: s.mu.cells, Staged: s.mu.staged, Leases: s.mu.leases,
 	}
 }
