@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"context"
 	"errors"
 
 	"transferqueue/core/catalog"
@@ -32,11 +33,26 @@ func (c *call) get() (any, error) {
 		return nil, err
 	}
 	r := &read{s: c.s}
-	columns, err := r.lease(&req)
+	leased, err := r.lease(&req)
 	if err != nil {
 		r.release()
 		return nil, err
 	}
+	if r.loads() {
+		return c.later(func(ctx context.Context) (any, error) {
+			if err := r.load(ctx, req.Partition); err != nil {
+				r.release()
+				return nil, err
+			}
+			return c.answer(r, &req, leased)
+		})
+	}
+	return c.answer(r, &req, leased)
+}
+
+// answer makes the reply of a read: with the bytes when they are few, else with leases.
+func (c *call) answer(r *read, req *wire.GetRequest, leased [][]store.Leased) (any, error) {
+	columns := r.stitch(leased)
 	reply := &wire.GetReply{Rows: len(r.sel.Samples), Columns: columns}
 	total := int64(0)
 	for i := range columns {
@@ -48,7 +64,7 @@ func (c *call) get() (any, error) {
 		r.release()
 		return payloadReply{reply, payload}, nil
 	}
-	return reply, c.keepRead(r, &req, reply)
+	return reply, c.keepRead(r, req, reply)
 }
 
 // keepRead registers the leases with the client: one number for all, or one per column for views.
@@ -85,7 +101,7 @@ func (c *call) keepRead(r *read, req *wire.GetRequest, reply *wire.GetReply) err
 
 // lease resolves and leases under the read lock, so that all rows and fields are of one moment. With views every field has
 // leases of its own, in the order unit by unit, field by field.
-func (r *read) lease(req *wire.GetRequest) ([]wire.GetColumn, error) {
+func (r *read) lease(req *wire.GetRequest) ([][]store.Leased, error) {
 	s := r.s
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -111,7 +127,7 @@ func (r *read) lease(req *wire.GetRequest) ([]wire.GetColumn, error) {
 	for k := range r.shares {
 		samples := pickRuns(r.sel.Samples, r.shares[k].runs)
 		for _, fields := range groups {
-			l, err := r.shares[k].unit.Read(req.Partition, fields, samples)
+			l, err := pin(r.shares[k].unit, req.Partition, fields, samples)
 			if err != nil {
 				return nil, missing(req.Partition, err)
 			}
@@ -119,7 +135,7 @@ func (r *read) lease(req *wire.GetRequest) ([]wire.GetColumn, error) {
 			leased[k] = append(leased[k], l.Columns()...)
 		}
 	}
-	return r.stitch(leased), nil
+	return leased, nil
 }
 
 // missing turns a cell that the unit does not have into the error a reader expects.
@@ -133,6 +149,9 @@ func missing(partition string, err error) error {
 
 // stitch joins the columns of all units in row order.
 func (r *read) stitch(leased [][]store.Leased) []wire.GetColumn {
+	if len(r.sel.Fields) == 0 {
+		return nil
+	}
 	out := make([]wire.GetColumn, len(r.sel.Fields))
 	for f := range out {
 		if len(r.shares) == 1 {

@@ -196,8 +196,8 @@ func (s *Server) unitInfos() []wire.UnitInfo {
 	for i, u := range s.order {
 		st := u.Stats()
 		out[i] = wire.UnitInfo{
-			ID: u.Name(), State: "ACTIVE", Host: u.Host(), MemoryUsed: st.MemoryUsed, MemoryLimit: st.MemoryLimit,
-			DiskUsed: st.DiskUsed, DiskLimit: st.DiskLimit, Samples: samples[i], SampleLimit: s.sampleLimit(), Cells: st.Cells,
+			ID: u.Name(), State: "ACTIVE", Host: u.Host(), MemoryUsed: st.MemoryUsed + st.Staging, MemoryLimit: st.MemoryLimit,
+			DiskUsed: st.DiskUsed, DiskLimit: unlimited(st.DiskLimit), Samples: samples[i], SampleLimit: s.sampleLimit(), Cells: st.Cells,
 			Leases: st.Leases, Staged: st.Staged,
 		}
 	}

@@ -3,6 +3,7 @@ package controller
 import (
 	"cmp"
 	"context"
+	"math"
 	"slices"
 
 	"transferqueue/core/catalog"
@@ -277,11 +278,11 @@ func (t *txn) couldFit() bool {
 	total, largest := int64(0), int64(0)
 	for _, u := range t.s.order {
 		st := u.Stats()
-		if st.MemoryLimit == 0 {
+		if st.MemoryLimit == 0 || st.DiskLimit == math.MaxInt64 {
 			return true
 		}
-		total += st.MemoryLimit
-		largest = max(largest, st.MemoryLimit)
+		total += st.MemoryLimit + st.DiskLimit
+		largest = max(largest, st.MemoryLimit, st.DiskLimit)
 	}
 	size := rowSizes(t.write.Columns)
 	need := int64(0)

@@ -11,7 +11,6 @@ package controller
 
 import (
 	"context"
-	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -93,6 +92,9 @@ func New(o Options) *Server {
 		s.units[u.ID()] = u
 		s.mu.cat.AddUnit(u.ID(), u.Host())
 		u.OnFree(s.room.signal)
+		if a, ok := u.(advisor); ok {
+			a.Advise(s.advise)
+		}
 	}
 	return s
 }
@@ -282,11 +284,7 @@ func (s *Server) rooms() []catalog.Room {
 	out := make([]catalog.Room, len(s.order))
 	for i, u := range s.order {
 		st := u.Stats()
-		free := int64(math.MaxInt64)
-		if st.MemoryLimit > 0 {
-			free = st.MemoryLimit - st.MemoryUsed
-		}
-		out[i] = catalog.Room{Unit: u.ID(), Free: free, Used: st.MemoryUsed}
+		out[i] = catalog.Room{Unit: u.ID(), Free: st.Room(), Used: st.MemoryUsed + st.DiskUsed}
 	}
 	return out
 }

@@ -22,7 +22,7 @@ func (c *call) transform(t *txn) (any, error) {
 	set := t.cells()
 	granted := s.mu.writes.enter(set)
 	s.mu.Unlock()
-	if granted && t.req.Merge != "" && len(t.req.Callable) == 0 && t.operandBytes() <= inlineMerge {
+	if granted && t.req.Merge != "" && len(t.req.Callable) == 0 && t.operandBytes() <= inlineMerge && !t.onDisk() {
 		result, err := t.run(c.ctx, set, stageAtOnce)
 		if code := tqerr.CodeOf(err); code != tqerr.ResourceExhausted && code != tqerr.Conflict {
 			s.leave(set)
@@ -94,10 +94,14 @@ func (t *txn) run(ctx context.Context, set *writeSet, stage stager) (any, error)
 	results := make([]*unit.Transformed, len(t.shares))
 	for i := range t.shares {
 		if results[i], err = t.transformShare(ctx, &t.shares[i], samples, stage); err != nil {
+			err = t.s.named(t.write.Partition, err)
 			break
 		}
 	}
 	var reply *wire.PutReply
+	if err == nil {
+		err = prepareResults(results)
+	}
 	if err == nil {
 		reply, err = t.store(set, results)
 	}

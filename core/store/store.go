@@ -100,7 +100,11 @@ type Lease interface {
 
 // Preparer is a Staged that has to write to disk. Prepare does that when its blocks are filled, before Commit, and may take
 // long. When it fails nothing is visible and the write has to be aborted. Commit does it too, but has no way to fail then.
-type Preparer interface{ Prepare() error }
+type Preparer interface {
+	Prepare() error
+	// Writes reports whether Prepare has something to do.
+	Writes() bool
+}
 
 // Pinner is a Store whose cells may lie on disk. Pin is Read without reading the disk: it is quick, but the lease's blocks
 // have no bytes before its Load.
@@ -110,7 +114,11 @@ type Pinner interface {
 
 // Loader is a Lease that Pin has returned. Load may take long; Columns tells the truth after it. Loading twice is fine.
 // *DamagedError names the cell whose bytes are not what was written.
-type Loader interface{ Load() error }
+type Loader interface {
+	Load() error
+	// Loads reports whether Load has something to do.
+	Loads() bool
+}
 
 // Prepare calls Prepare where there is one.
 func Prepare(s Staged) error {

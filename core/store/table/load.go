@@ -50,6 +50,9 @@ func (o *loading) name(partition string, fields []string, samples []schema.Sampl
 	o.partition, o.fields, o.samples = partition, fields, samples
 }
 
+// Loads implements store.Loader.
+func (l *lease) Loads() bool { return l.load != nil && !l.load.loaded }
+
 // Load implements store.Loader.
 func (l *lease) Load() error {
 	o := l.load

@@ -217,6 +217,9 @@ func (s *Table) freeBlockLocked(b store.Block) {
 // Blocks implements store.Staged.
 func (tx *staged) Blocks() []store.Block { return tx.blocks }
 
+// Writes implements store.Preparer.
+func (tx *staged) Writes() bool { return len(tx.parts) > 0 && !tx.prepared }
+
 // Prepare implements store.Preparer: it writes what goes to disk.
 func (tx *staged) Prepare() error {
 	s := tx.s
