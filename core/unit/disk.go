@@ -47,7 +47,8 @@ func (d *Disk) open(memory *arena.Arena, limit int64) (*tiered.Store, error) {
 		LowWatermark: d.LowWatermark, Disk: disktier.Options{Dir: d.folder()},
 	})
 	if err != nil {
-		return nil, errors.Join(err, d.cleanUp())
+		d.cleanUp()
+		return nil, err
 	}
 	return s, nil
 }
@@ -83,10 +84,9 @@ func (d *Disk) makeFolders() error {
 }
 
 // cleanUp removes the folders of the unit and of the run when nothing is in them.
-func (d *Disk) cleanUp() error {
+func (d *Disk) cleanUp() {
 	_ = os.Remove(d.folder())
 	_ = os.Remove(d.run())
-	return nil
 }
 
 // sweep removes the files of units whose process has died. What is not scratch of a disk tier is left alone, and so is what

@@ -104,7 +104,7 @@ func (u *Unit) Close() error {
 	u.stop()
 	err := u.arena.Close()
 	if u.tiers != nil {
-		err = errors.Join(err, u.opts.Disk.cleanUp())
+		u.opts.Disk.cleanUp()
 	}
 	return err
 }

@@ -305,14 +305,14 @@ func (h *memHandle) ReadAt(p []byte, off int64) (int, error) {
 // own gives a page that no snapshot shares, and takes space for a new one.
 func (h *memHandle) own(n int64) (*[page]byte, error) {
 	p := h.f.pages[n]
-	switch {
-	case p == nil:
+	switch p {
+	case nil:
 		if h.m.size > 0 && h.m.used+page > h.m.size {
 			return nil, fail("write", h.name, unix.ENOSPC)
 		}
 		h.m.used += page
 		p = new([page]byte)
-	case p == h.f.synced[n]:
+	case h.f.synced[n]:
 		copied := *p
 		p = &copied
 	default:

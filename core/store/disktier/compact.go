@@ -1,17 +1,19 @@
 package disktier
 
 import (
+	"errors"
+
 	"transferqueue/core/store/table"
 	"transferqueue/core/tqerr"
 )
 
-// compactStep is how many bytes are copied at a time: so much space compaction needs on a full disk.
-const compactStep = 2 << 20
+// wasteLeast is how much must be dead in a segment before anybody copies it.
+const wasteLeast = 16 << 10
 
 // wasteful reports whether a segment has much that is dead and cannot be punched, in bytes and as a share of something.
 func wasteful(g *segment, of int64) bool {
 	waste := g.resident() - g.live
-	return waste >= pageAlign && waste*5 > of
+	return waste >= wasteLeast && waste*5 > of
 }
 
 // victims are the segments that are worth copying. The open one is closed when it is one of them. Empty columns' blocks have
@@ -54,38 +56,64 @@ func (t *Tier) Wasteful() bool {
 	return found
 }
 
-// Compact copies what lives in wasteful segments, step by step, so that little space is needed beside them. Readers and
-// writers go on meanwhile. It returns the bytes copied.
+// compactRounds bounds how often Compact looks again: what it empties makes the waste elsewhere a larger share.
+const compactRounds = 4
+
+// Compact copies the small values that live in wasteful segments, step by step, so that little space is needed beside them.
+// Large ones stay: the pages around them can be punched. Readers and writers go on meanwhile. It returns the bytes copied.
 func (t *Tier) Compact() (copied int64, err error) {
-	for _, number := range t.victims() {
-		var step []table.Cells
-		size := int64(0)
-		list := t.table.List(true, number)
-		for i := range list {
-			step, size = append(step, list[i].Cells), size+list[i].Bytes
-			if size < compactStep && i+1 < len(list) {
-				continue
+	for range compactRounds {
+		n := int64(0)
+		for _, number := range t.victims() {
+			k, err := t.compactSegment(number)
+			if n += k; err != nil {
+				return copied + n, err
 			}
-			n, err := t.compactStep(step)
-			if copied += n; err != nil {
-				return copied, err
-			}
-			step, size = nil, 0
+		}
+		if copied += n; n == 0 {
+			break
 		}
 	}
 	return copied, nil
 }
 
+func (t *Tier) compactSegment(number uint32) (copied int64, err error) {
+	var step []table.Cells
+	size := int64(0)
+	move := func() error {
+		n, err := t.compactStep(step)
+		copied, step, size = copied+n, nil, 0
+		return err
+	}
+	for _, l := range t.table.List(true, number) {
+		if l.Bytes >= pageAlign {
+			continue
+		}
+		step, size = append(step, l.Cells), size+l.Bytes
+		if size >= t.opts.HeadroomBytes/4 {
+			if err := move(); err != nil {
+				return copied, err
+			}
+		}
+	}
+	return copied, move()
+}
+
 // compactStep moves some cells. On a full disk it takes the headroom, and puts it back when the step has freed as much.
 func (t *Tier) compactStep(cells []table.Cells) (int64, error) {
+	if len(cells) == 0 {
+		return 0, nil
+	}
 	n, err := t.table.Move(cells, table.Compact, 0)
 	if tqerr.CodeOf(err) != tqerr.ResourceExhausted {
-		return n, err
+		return n, errors.Join(err, t.Sync())
 	}
 	if t.reserve.Truncate(0) != nil {
 		return n, err
 	}
-	n, err = t.table.Move(cells, table.Compact, 0)
+	if n, err = t.table.Move(cells, table.Compact, 0); err == nil {
+		err = t.Sync()
+	}
 	if again := t.reserve.Allocate(0, t.opts.HeadroomBytes); again != nil && err == nil {
 		err = t.failed(again, "reserve headroom")
 	}

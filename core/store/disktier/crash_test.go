@@ -185,11 +185,13 @@ func (c *crasher) requireConsistent(s *Store, disk *vfs.Mem) {
 	require.Zero(c.t, s.Stats().Cells)
 	require.Zero(c.t, s.Tier().Usage().Live)
 	require.NoError(c.t, s.Close())
-	require.Less(c.t, disk.Used(), int64(200<<10), "the folder of an empty store")
+	require.Less(c.t, disk.Used(), int64(3*testHeadroom+64<<10), "reserve and index of an empty store")
 }
 
+const testHeadroom = 100 << 10
+
 func testOptions(durability Durability, fs vfs.Disk) Options {
-	return Options{Dir: "d/tier", Durability: durability, SegmentBytes: 128 << 10, HeadroomBytes: 8 << 10}.OnDisk(fs)
+	return Options{Dir: "d/tier", Durability: durability, SegmentBytes: 128 << 10, HeadroomBytes: testHeadroom, grow: 8 << 10}.OnDisk(fs)
 }
 
 // memory is an arena without checks, for stores that are given up.

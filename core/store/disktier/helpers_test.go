@@ -1,6 +1,7 @@
 package disktier
 
 import (
+	"hash/crc32"
 	"math/rand/v2"
 	"testing"
 
@@ -69,3 +70,7 @@ func requireValue(t testing.TB, s store.Store, index, size int64) {
 	require.Equal(t, value(uint64(index), size), bytesOf(s, l))
 	l.Release()
 }
+
+func samplesOf(index int64) schema.Sample { return schema.Sample{Index: index, Generation: 1} }
+
+func crcOf(b []byte) uint32 { return crc32.Checksum(b, castagnoli) }

@@ -149,7 +149,7 @@ func (t *Tier) flush() error {
 		if err := t.rewrite(); err != nil {
 			return err
 		}
-	} else if x.end > 2*x.first+t.opts.HeadroomBytes {
+	} else if x.end > 2*x.first+t.opts.grow {
 		_ = t.rewrite() // the old one is good enough
 	}
 	return t.append()

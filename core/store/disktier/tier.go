@@ -35,7 +35,8 @@ type Options struct {
 	// the index may outgrow twice the state that it holds before it is replaced.
 	HeadroomBytes int64
 
-	fs vfs.Disk // nil: that of the system
+	fs   vfs.Disk // nil: that of the system
+	grow int64    // by how much the index outgrows twice its state before it is replaced; 0: HeadroomBytes
 }
 
 // OnDisk returns the options with another file system, for tests.
@@ -92,6 +93,9 @@ func Open(o Options) (t *Tier, err error) {
 	}
 	if o.HeadroomBytes <= 0 {
 		o.HeadroomBytes = 4 << 20
+	}
+	if o.grow == 0 {
+		o.grow = o.HeadroomBytes
 	}
 	t = &Tier{opts: o, fs: o.fs}
 	if t.fs == nil {
