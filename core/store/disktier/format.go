@@ -198,6 +198,9 @@ func (d *decoder) text() string { return string(d.take(d.uvarint(maxBody))) }
 func (d *decoder) count() int { return int(d.uvarint(uint64(len(d.b)))) }
 
 func (d *decoder) sizes(n int) []int64 {
+	if n == 0 {
+		return nil
+	}
 	out := make([]int64, n)
 	for i := range out {
 		out[i] = int64(d.uvarint(math.MaxInt64))

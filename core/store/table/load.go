@@ -78,11 +78,11 @@ func (l *lease) Load() error {
 	return nil
 }
 
-// tellHot names the cells that are worth a place in memory.
+// tellHot names the cells that are worth a place in memory: not those that belong on disk for their size.
 func (s *Table) tellHot(o *loading) {
 	var hot []Cells
 	for i := range o.runs {
-		if r := &o.runs[i]; r.hot {
+		if r := &o.runs[i]; r.hot && r.from.Size < s.opts.Threshold*int64(r.rows.Rows) {
 			hot = append(hot, Cells{o.partition, o.fields[r.field], o.samples[r.row : r.row+r.rows.Rows]})
 		}
 	}

@@ -55,6 +55,9 @@ func (s *Store) spill() {
 				return
 			}
 			n, err := s.Move(step, table.ToDisk, 0)
+			if tqerr.CodeOf(err) == tqerr.ResourceExhausted {
+				n, err = s.spillSingly(step)
+			}
 			moved += n
 			if failed = err; err != nil {
 				break
@@ -71,6 +74,20 @@ func (s *Store) spill() {
 	if before == nil && failed != nil {
 		s.Tell() // who waits for room learns why there is none
 	}
+}
+
+// spillSingly moves cell by cell, for a disk that has room for some.
+func (s *Store) spillSingly(step []table.Cells) (moved int64, err error) {
+	for _, c := range step {
+		for i := range c.Samples {
+			one := table.Cells{Partition: c.Partition, Field: c.Field, Samples: c.Samples[i : i+1]}
+			n, err := s.Move([]table.Cells{one}, table.ToDisk, 0)
+			if moved += n; err != nil {
+				return moved, err
+			}
+		}
+	}
+	return moved, nil
 }
 
 // excess is how many bytes have to leave memory now.
@@ -90,10 +107,12 @@ func (s *Store) order(bytes int64) (out []table.Listed) {
 	list := slices.DeleteFunc(s.List(false, 0), func(l table.Listed) bool { return l.Bytes == 0 })
 	list = s.byUse(list)
 	for i := range list {
-		if bytes <= 0 {
-			return list[:i]
+		l := &list[i]
+		if rows := int64(len(l.Samples)); l.Bytes > bytes {
+			l.Samples = l.Samples[:min(rows, (bytes*rows+l.Bytes-1)/l.Bytes)]
+			return list[:i+1]
 		}
-		bytes -= list[i].Bytes
+		bytes -= l.Bytes
 	}
 	return list
 }

@@ -130,10 +130,34 @@ func (s *Store) Stage(partition string, columns []schema.Column) (store.Staged, 
 		s.demand(min(need, s.opts.MemoryLimit))
 		return nil, s.explain(err)
 	}
+	if err != nil {
+		return nil, err
+	}
+	return &staged{tx, s}, nil
+}
+
+// staged is a write after whose commit there may be pressure.
+type staged struct {
+	store.Staged
+	s *Store
+}
+
+// Prepare implements store.Preparer.
+func (tx *staged) Prepare() error { return store.Prepare(tx.Staged) }
+
+// Writes implements store.Preparer.
+func (tx *staged) Writes() bool {
+	p, ok := tx.Staged.(store.Preparer)
+	return ok && p.Writes()
+}
+
+// Commit implements store.Staged.
+func (tx *staged) Commit(samples []schema.Sample) {
+	tx.Staged.Commit(samples)
+	s := tx.s
 	if st := s.Stats(); st.MemoryUsed+st.Staging > s.share(s.opts.HighWatermark) {
 		s.kick()
 	}
-	return tx, err
 }
 
 // explain adds why no memory becomes free to a refusal.
