@@ -44,12 +44,14 @@ func (s *Store) spill() {
 		return
 	}
 	var failed error
+	tried := false
 	for !s.stopping() {
 		excess := s.excess()
 		if excess <= 0 {
 			break
 		}
 		moved := int64(0)
+		tried = true
 		for _, step := range steps(s.order(excess)) {
 			if s.stopping() {
 				return
@@ -66,6 +68,9 @@ func (s *Store) spill() {
 		if failed != nil || moved == 0 { // the rest is staged or leased: a later free wakes the mover
 			break
 		}
+	}
+	if !tried {
+		return // an earlier reason is still the reason
 	}
 	s.mu.Lock()
 	before := s.mu.failed
