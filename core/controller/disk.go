@@ -10,6 +10,7 @@ import (
 	"transferqueue/core/store"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/unit"
+	"transferqueue/core/wire"
 )
 
 // writesDisk reports whether staged rows have to go to disk before the write can be committed.
@@ -134,4 +135,16 @@ func unlimited(limit int64) int64 {
 		return 0
 	}
 	return limit
+}
+
+// countDisk fills in what a unit with a disk counts.
+func countDisk(u Unit, info *wire.UnitInfo) {
+	c, ok := u.(interface{ Counters() store.Counters })
+	if !ok {
+		return
+	}
+	n := c.Counters()
+	info.DiskCells, info.DiskPhysical = n.DiskCells, n.DiskPhysical
+	info.SpilledBytes, info.PromotedBytes = n.SpilledBytes, n.PromotedBytes
+	info.CompactedBytes, info.FallbackCells = n.CompactedBytes, n.FallbackCells
 }

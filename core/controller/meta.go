@@ -200,6 +200,7 @@ func (s *Server) unitInfos() []wire.UnitInfo {
 			DiskUsed: st.DiskUsed, DiskLimit: unlimited(st.DiskLimit), Samples: samples[i], SampleLimit: s.sampleLimit(), Cells: st.Cells,
 			Leases: st.Leases, Staged: st.Staged,
 		}
+		countDisk(u, &out[i])
 	}
 	return out
 }

@@ -130,6 +130,9 @@ func Prepare(s Staged) error {
 
 // Counters counts what has happened in a store with a disk tier, in cells and bytes.
 type Counters struct {
+	DiskCells    int64 // lie on disk now, staged ones included
+	DiskPhysical int64 // bytes that their files take on disk now, less headers and index
+
 	WrittenCells, WrittenBytes   int64 // went to disk when they were put
 	SpilledCells, SpilledBytes   int64 // moved to disk to make room
 	PromotedCells, PromotedBytes int64 // moved back to memory

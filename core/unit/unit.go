@@ -72,6 +72,14 @@ func (u *Unit) Pin(partition string, fields []string, samples []schema.Sample) (
 	return u.Read(partition, fields, samples)
 }
 
+// Counters counts what the disk holds and what has moved there and back; zero without a disk.
+func (u *Unit) Counters() store.Counters {
+	if u.tiers == nil {
+		return store.Counters{}
+	}
+	return u.tiers.Counters()
+}
+
 // Advise lets somebody say what samples are needed for, when cells have to move to disk.
 func (u *Unit) Advise(a store.Advisor) {
 	if u.tiers != nil {

@@ -11,7 +11,7 @@ func (s *Table) Check() error {
 		return err
 	}
 	var used [3]int64
-	pins, dead := 0, 0
+	pins, dead, diskCells := 0, 0, int64(0)
 	s.mu.extents.Each(func(id uint32, e *extent) {
 		if e.rows == 0 || err != nil {
 			return
@@ -25,12 +25,17 @@ func (s *Table) Check() error {
 		var bytes int64
 		bytes, err = s.checkExtentLocked(id, e, rows[id])
 		used[e.tier] += bytes
+		if e.tier == onDisk {
+			diskCells += int64(e.live)
+		}
 	})
 	switch {
 	case err != nil:
 		return err
 	case (s.opts.Disk == nil || s.mu.staged == 0) && used != s.mu.used:
 		return fmt.Errorf("table: extents hold %d bytes, %d are accounted", used, s.mu.used)
+	case diskCells != s.mu.counters.DiskCells:
+		return fmt.Errorf("table: %d cells on disk, counted %d", diskCells, s.mu.counters.DiskCells)
 	case pins != s.mu.pins.Len() || dead != s.mu.dead.Len():
 		return fmt.Errorf("table: %d pins and %d zombie ranges are linked, want %d and %d", pins, dead, s.mu.pins.Len(), s.mu.dead.Len())
 	case s.opts.MemoryLimit > 0 && s.mu.used[inMemory]+s.mu.staging > s.opts.MemoryLimit:

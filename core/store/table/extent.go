@@ -82,6 +82,9 @@ func (s *Table) layoutLocked(c *schema.Column) uint32 {
 func (s *Table) newExtentLocked(c *schema.Column, b store.Block, t tier) uint32 {
 	lid := s.layoutLocked(c)
 	id := s.mu.extents.New()
+	if t == onDisk {
+		s.mu.counters.DiskCells += int64(c.Rows)
+	}
 	s.mu.serial++
 	*s.mu.extents.At(id) = extent{
 		offset: b.Offset, size: b.Size, segment: b.Segment, rows: uint32(c.Rows), live: uint32(c.Rows), layout: lid,
@@ -123,6 +126,9 @@ func (s *Table) blockLocked(r rowRun) store.Block {
 func (s *Table) freeRowsLocked(r rowRun) (freed int64) {
 	e := s.mu.extents.At(r.extent)
 	e.live -= r.n
+	if e.tier == onDisk {
+		s.mu.counters.DiskCells -= int64(r.n)
+	}
 	if e.pins == 0 {
 		freed = s.releaseLocked(r)
 	} else {

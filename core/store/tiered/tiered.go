@@ -98,6 +98,13 @@ func New(o Options) (*Store, error) {
 // Advise lets somebody say what samples are needed for, when cells have to move. It is called without any lock of the store.
 func (s *Store) Advise(a store.Advisor) { s.advisor.Store(&a) }
 
+// Counters counts what has happened, and what is on disk.
+func (s *Store) Counters() store.Counters {
+	n := s.Table.Counters()
+	n.DiskPhysical = s.tier.Usage().Physical
+	return n
+}
+
 // Tier is the files of the store.
 func (s *Store) Tier() *disktier.Tier { return s.tier }
 
