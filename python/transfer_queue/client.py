@@ -25,15 +25,15 @@ class UnitInfo(NamedTuple):
         unit_id: name of the unit.
         state: ``"ACTIVE"``.
         host: name of the host it runs on.
-        memory_used_bytes: payload of cells and reservations, also of cleared cells that a reader still holds, and of values
-            on their way to and from disk.
+        memory_used_bytes: payload of cells and reservations, also of cleared cells that a reader still holds, and of
+            values on their way to and from disk.
         disk_used_bytes: payload of values on disk and of reservations there.
         samples: samples placed on the unit.
         cells: stored cells.
         leases: reads in progress and zero-copy views.
         staged: writes in progress.
         disk_cells: cells that lie on disk.
-        disk_physical_bytes: space that their files take, small values that were cleared included until they are compacted.
+        disk_physical_bytes: space that their files take, with small values that were cleared until they are compacted.
         spilled_bytes: moved to disk so far to make room in memory.
         promoted_bytes: moved back to memory so far.
         compacted_bytes: copied on disk so far to give space back.

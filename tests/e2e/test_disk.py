@@ -22,7 +22,10 @@ MIB = 1 << 20
 
 def offload(path: Path, threshold: int = 1 << 40, **more: Any) -> dict[str, Any]:
     """One unit with a disk."""
-    section = {"num_data_storage_units": 1, "ssd_offload": {"enabled": True, "path": str(path), "threshold_bytes": threshold}}
+    section = {
+        "num_data_storage_units": 1,
+        "ssd_offload": {"enabled": True, "path": str(path), "threshold_bytes": threshold},
+    }
     return {"backend": {"SimpleStorage": {**section, **more}}}
 
 
@@ -48,7 +51,12 @@ class TestThreshold:
         """One column may lie in both tiers. Nothing but the payload counts, and all of it is freed."""
         text = ["a", "b" * 5000, "c" * 4090]
         ragged = torch.nested.nested_tensor([torch.arange(n) for n in (3, 600, 512)], layout=torch.jagged)
-        data = {"ragged": ragged, "dense": torch.rand(3, 2000), "text": NonTensorStack(*text), "one": torch.arange(3)}
+        data: dict[str, Any] = {
+            "ragged": ragged,
+            "dense": torch.rand(3, 2000),
+            "text": NonTensorStack(*text),
+            "one": torch.arange(3),
+        }
         tq.kv_batch_put(["a", "b", "c"], "p", TensorDict(data, batch_size=[3]))
         info = unit(tq)
         assert info.disk_cells == 2 + 3 + 1
@@ -83,7 +91,9 @@ class TestThreshold:
             return old + new
 
         with pytest.raises(RuntimeError, match="no"):
-            tq.kv_update("a", "p", {"x": torch.ones(1000, dtype=torch.int64), "y": torch.ones(2, dtype=torch.int64)}, fail)
+            tq.kv_update(
+                "a", "p", {"x": torch.ones(1000, dtype=torch.int64), "y": torch.ones(2, dtype=torch.int64)}, fail
+            )
         after = unit(tq)
         assert (after.disk_used_bytes, after.memory_used_bytes) == (before.disk_used_bytes, before.memory_used_bytes)
         assert torch.equal(tq.kv_batch_get("a", "p")["x"].values(), torch.arange(1000))
@@ -194,12 +204,16 @@ class TestFullDisk:
         """The error names what is used, the limit and the tier; nothing has changed; what is there can be read."""
         rows = TensorDict({"x": torch.ones(9, 10_000, dtype=torch.uint8)}, batch_size=[9])
         tq.kv_batch_put([str(n) for n in range(9)], "p", rows)
-        with pytest.raises(errors.ResourceExhaustedError, match=r"unit disk: 20000 bytes needed, 90000 of 100000 used.*disk_limit"):
-            tq.kv_batch_put(["a", "b"], "p", TensorDict({"x": torch.ones(2, 10_000, dtype=torch.uint8)}, batch_size=[2]))
+        with pytest.raises(
+            errors.ResourceExhaustedError, match=r"unit disk: 20000 bytes needed, 90000 of 100000 used.*disk_limit"
+        ):
+            tq.kv_batch_put(
+                ["a", "b"], "p", TensorDict({"x": torch.ones(2, 10_000, dtype=torch.uint8)}, batch_size=[2])
+            )
         assert sorted(tq.kv_list("p")["p"]) == [str(n) for n in range(9)]
         assert unit(tq).disk_used_bytes == 90_000
         assert tq.kv_batch_get("8", "p")["x"].values().sum() == 10_000
-        with pytest.raises(errors.ResourceExhaustedError, match="old and new at once|unit disk"):
+        with pytest.raises(errors.ResourceExhaustedError, match="unit disk"):
             tq.kv_batch_update(["0", "1"], "p", rows[:2], "add")
         assert tq.kv_batch_get("0", "p")["x"].values().unique().tolist() == [1]
         tq.kv_clear(["0"], "p")
@@ -216,7 +230,9 @@ class TestFolders:
         finally:
             transfer_queue.close()
 
-    def test_a_clean_end_leaves_the_folder_of_the_user_and_nothing_in_it(self, runtime_dir: Path, tmp_path: Path) -> None:
+    def test_a_clean_end_leaves_the_folder_of_the_user_and_nothing_in_it(
+        self, runtime_dir: Path, tmp_path: Path
+    ) -> None:
         """Also with values that nobody has cleared, and beside files of somebody else."""
         (tmp_path / "mine.txt").write_text("keep")
         transfer_queue.init(offload(tmp_path, 10))
@@ -275,6 +291,7 @@ class TestFolders:
 def hold(line: Any, path: str, namespace: str) -> None:
     """Hold a session with a value on disk."""
     import torch
+
     import transfer_queue as tq
 
     section = {"num_data_storage_units": 1, "ssd_offload": {"enabled": True, "path": path, "threshold_bytes": 10}}

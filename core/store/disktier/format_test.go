@@ -125,7 +125,7 @@ func FuzzReplay(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		r := newReplay()
-		if _, _, _, err := r.read(data); err == nil {
+		if _, _, err := r.read(data); err == nil {
 			r.entries()
 		}
 		r = newReplay()

@@ -224,14 +224,13 @@ func (t *Tier) readIndex(number uint32) (cells *replay, garbage int64, err error
 		return nil, 0, t.failed(err, "read "+path)
 	}
 	cells = newReplay()
-	last, durable, rest, err := cells.read(data)
+	last, rest, err := cells.read(data)
 	if err != nil {
 		return nil, 0, tqerr.Wrap(tqerr.Corruption, err, "unit disk: %s", path)
 	}
 	x.end = size - int64(len(rest.data))
 	x.first = headerBytes + rest.first
 	t.mu.noted, t.mu.written, t.mu.durable = last, last, last
-	_ = durable
 	return cells, x.end + int64(len(bytes.TrimRight(rest.data, "\x00"))), nil
 }
 
@@ -346,22 +345,22 @@ type tail struct {
 
 // read applies all frames. What is not a frame must be the torn end of the file: when a whole frame lies behind it that was
 // made after the missing one had become durable, the index is damaged.
-func (r *replay) read(data []byte) (last, durable uint64, rest tail, err error) {
+func (r *replay) read(data []byte) (last uint64, rest tail, err error) {
 	for len(data) > 0 {
 		h, body, ok := decodeFrame(data)
 		if !ok || (last > 0 && h.number != last+1) {
 			break
 		}
 		if err := r.apply(body); err != nil {
-			return 0, 0, rest, fmt.Errorf("frame %d: %w", h.number, err)
+			return 0, rest, fmt.Errorf("frame %d: %w", h.number, err)
 		}
-		if last, durable = h.number, h.durable; rest.first == 0 {
+		if last = h.number; rest.first == 0 {
 			rest.first = frameBytes + int64(h.length)
 		}
 		data = data[frameBytes+int64(h.length):]
 	}
 	if last == 0 {
-		return 0, 0, rest, errors.New("its first frame is damaged")
+		return 0, rest, errors.New("its first frame is damaged")
 	}
 	for from := data; ; {
 		at := bytes.Index(from, frameMagic)
@@ -370,12 +369,12 @@ func (r *replay) read(data []byte) (last, durable uint64, rest tail, err error) 
 		}
 		from = from[at:]
 		if h, _, ok := decodeFrame(from); ok && h.durable > last {
-			return 0, 0, rest, fmt.Errorf("frame %d is damaged, frame %d is not", last+1, h.number)
+			return 0, rest, fmt.Errorf("frame %d is damaged, frame %d is not", last+1, h.number)
 		}
 		from = from[1:]
 	}
 	rest.data = data
-	return last, durable, rest, nil
+	return last, rest, nil
 }
 
 // apply replays one frame.
