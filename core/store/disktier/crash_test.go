@@ -26,6 +26,8 @@ type crasher struct {
 	may  map[int64][]pair // what a crash may leave: all since the last Sync that succeeded
 	seed uint64
 	gen  map[int64]uint32
+	// unacknowledged is set when what happens from now on may be lost or not.
+	unacknowledged bool
 }
 
 // pair is the seeds of x and y.
@@ -53,7 +55,7 @@ func (c *crasher) set(index int64, p pair) {
 // sync is what an acknowledgement waits for.
 func (c *crasher) sync() error {
 	err := c.s.Tier().Sync()
-	if err == nil {
+	if err == nil && !c.unacknowledged {
 		clear(c.may)
 	}
 	return err
