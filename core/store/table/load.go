@@ -139,10 +139,11 @@ func (o *loading) endLocked(s *Table) int64 {
 
 // loadRun reads a run and compares it with its checksums.
 func (s *Table) loadRun(o *loading, r *diskRun, to []byte) error {
-	if err := s.opts.Disk.Read(r.from, to); err != nil {
+	bad, err := s.readSummed(r.from, &r.rows, to, r.sums)
+	if err != nil {
 		return s.rowByRow(o, r, to, err)
 	}
-	if bad := firstBad(&r.rows, to, r.sums); bad >= 0 {
+	if bad >= 0 {
 		return o.damaged(r, bad, errChecksum)
 	}
 	return nil
@@ -163,16 +164,6 @@ func (s *Table) rowByRow(o *loading, r *diskRun, to []byte, err error) error {
 		}
 	}
 	return nil
-}
-
-// firstBad returns the first row whose bytes do not have its checksum, -1 when all do.
-func firstBad(c *schema.Column, data []byte, want []uint32) int {
-	for i, sum := range checksums(c, 0, c.Rows, data) {
-		if sum != want[i] {
-			return i
-		}
-	}
-	return -1
 }
 
 func (o *loading) damaged(r *diskRun, row int, cause error) error {

@@ -239,7 +239,8 @@ func (s *Table) copyToMemory(list []moving) error {
 
 // readRun reads a run from disk and reports whether it has its checksums.
 func (s *Table) readRun(m *moving, to []byte) bool {
-	return s.opts.Disk.Read(m.from, to) == nil && firstBad(&m.rows, to, m.sums) < 0
+	bad, err := s.readSummed(m.from, &m.rows, to, m.sums)
+	return err == nil && bad < 0
 }
 
 // moveToDisk writes runs one behind the other.
@@ -282,12 +283,11 @@ func (s *Table) copyToDisk(list []moving, whole store.Block) error {
 				return err
 			}
 		}
-		data := s.bytesToMove(m)
 		if small {
-			buffer = append(buffer, data...)
+			buffer = s.appendToMove(buffer, m)
 			continue
 		}
-		if err := s.opts.Disk.Write(m.to, data); err != nil {
+		if err := s.copyLarge(m); err != nil {
 			return err
 		}
 		at += m.to.Size
@@ -295,16 +295,30 @@ func (s *Table) copyToDisk(list []moving, whole store.Block) error {
 	return flush()
 }
 
-// bytesToMove is the bytes of a run, wherever it lies.
-func (s *Table) bytesToMove(m *moving) []byte {
+// appendToMove appends the bytes of a small run, wherever it lies.
+func (s *Table) appendToMove(buffer []byte, m *moving) []byte {
+	from := len(buffer)
 	if m.sums == nil {
-		data := s.Bytes(m.from)
-		m.sums = checksums(&m.rows, 0, m.rows.Rows, data)
-		return data
+		buffer = append(buffer, s.Bytes(m.from)...)
+		m.sums = checksums(&m.rows, buffer[from:])
+		return buffer
+	}
+	buffer = append(buffer, make([]byte, m.from.Size)...)
+	m.skip = !s.readRun(m, buffer[from:])
+	return buffer
+}
+
+// copyLarge writes a run by itself.
+func (s *Table) copyLarge(m *moving) (err error) {
+	if m.sums == nil {
+		m.sums, err = s.writeSummed(m.to, &m.rows, s.Bytes(m.from))
+		return err
 	}
 	data := make([]byte, m.from.Size)
-	m.skip = !s.readRun(m, data)
-	return data
+	if m.skip = !s.readRun(m, data); m.skip {
+		return nil
+	}
+	return s.opts.Disk.Write(m.to, data)
 }
 
 // endMoveLocked binds the cells that still name what was copied.

@@ -2,14 +2,11 @@ package table
 
 import (
 	"fmt"
-	"hash/crc32"
 
 	"transferqueue/core/schema"
 	"transferqueue/core/store"
 	"transferqueue/core/tqerr"
 )
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // staged is a reservation: one extent per column that the writer fills, 0 for a column without rows, and the places on disk
 // of the rows that go there.
@@ -237,8 +234,8 @@ func (tx *staged) Prepare() error {
 		}
 		blocks = append(blocks, b)
 		data := s.Bytes(tx.blocks[p.column])[p.bytes.Offset : p.bytes.Offset+p.bytes.Size]
-		sums[i] = checksums(&tx.columns[p.column], p.from, p.to, data)
-		if err = s.opts.Disk.Write(b, data); err != nil {
+		column := rowsOfColumn(&tx.columns[p.column], p.from, p.to)
+		if sums[i], err = s.writeSummed(b, &column, data); err != nil {
 			break
 		}
 	}
@@ -270,23 +267,6 @@ func rowsOfColumn(c *schema.Column, from, to int) schema.Column {
 		return *c
 	}
 	return c.Slice(from, to)
-}
-
-// checksums returns one CRC32C per row.
-func checksums(c *schema.Column, from, to int, data []byte) []uint32 {
-	out := make([]uint32, to-from)
-	if c.Form == schema.Uniform {
-		n := c.RowBytes()
-		for i := range out {
-			out[i] = crc32.Checksum(data[int64(i)*n:int64(i+1)*n], castagnoli)
-		}
-		return out
-	}
-	offsets := c.Offsets()[from : to+1]
-	for i := range out {
-		out[i] = crc32.Checksum(data[offsets[i]-offsets[0]:offsets[i+1]-offsets[0]], castagnoli)
-	}
-	return out
 }
 
 // Abort implements store.Staged.
