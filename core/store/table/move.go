@@ -17,7 +17,7 @@ const (
 )
 
 // gatherBytes is the size of the buffer in which small runs become one write.
-const gatherBytes = 1 << 20
+const gatherBytes = 256 << 10
 
 // Cells are some cells of one field.
 type Cells struct {
@@ -264,7 +264,7 @@ func (s *Table) moveToDisk(list []moving, need int64) error {
 
 // copyToDisk writes the runs into a block, large ones each by itself and small ones together.
 func (s *Table) copyToDisk(list []moving, whole store.Block) error {
-	var buffer []byte
+	buffer := make([]byte, 0, min(gatherBytes, whole.Size))
 	at := whole.Offset // of what the buffer begins with
 	flush := func() error {
 		full := buffer
