@@ -23,7 +23,7 @@ func (c *Catalog) Uses(partition string, samples []schema.Sample, yield func(i i
 		switch {
 		case p == nil || !p.active.Has(s.Index) || p.consumedByAll(s.Index):
 			yield(i, Consumed)
-		case !p.complete(s.Index):
+		case !p.hasAllFields(s.Index):
 			yield(i, Unready)
 		default:
 			yield(i, Wanted)
@@ -40,8 +40,8 @@ func (p *partition) consumedByAll(index int64) bool {
 	return len(p.consumed) > 0
 }
 
-// complete reports whether a sample has every field that some sample has.
-func (p *partition) complete(index int64) bool {
+// hasAllFields reports whether a sample has every field that some sample has.
+func (p *partition) hasAllFields(index int64) bool {
 	for _, f := range p.ordered {
 		if !f.has.Has(index) && f.has.Count() > 0 {
 			return false
