@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"transferqueue/core/arena"
+	"transferqueue/core/schema"
+	"transferqueue/core/store"
 	"transferqueue/core/store/disktier"
 	"transferqueue/core/store/tiered"
 	"transferqueue/core/tqerr"
@@ -108,5 +110,28 @@ func (d *Disk) sweep() {
 			}
 		}
 		_ = os.Remove(run)
+	}
+}
+
+// Pin implements store.Pinner.
+func (u *Unit) Pin(partition string, fields []string, samples []schema.Sample) (store.Lease, error) {
+	if p, ok := u.Store.(store.Pinner); ok {
+		return p.Pin(partition, fields, samples)
+	}
+	return u.Read(partition, fields, samples)
+}
+
+// Counters counts what the disk holds and what has moved there and back; zero without a disk.
+func (u *Unit) Counters() store.Counters {
+	if u.tiers == nil {
+		return store.Counters{}
+	}
+	return u.tiers.Counters()
+}
+
+// Advise lets somebody say what samples are needed for, when cells have to move to disk.
+func (u *Unit) Advise(a store.Advisor) {
+	if u.tiers != nil {
+		u.tiers.Advise(a)
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"transferqueue/core/arena"
 	"transferqueue/core/guard"
 	"transferqueue/core/jobs"
-	"transferqueue/core/schema"
 	"transferqueue/core/store"
 	"transferqueue/core/store/memtier"
 	"transferqueue/core/store/table"
@@ -63,29 +62,6 @@ func (u *Unit) Name() string { return u.opts.Name }
 
 // Host is the host the unit runs on.
 func (u *Unit) Host() string { return u.opts.Host }
-
-// Pin implements store.Pinner.
-func (u *Unit) Pin(partition string, fields []string, samples []schema.Sample) (store.Lease, error) {
-	if p, ok := u.Store.(store.Pinner); ok {
-		return p.Pin(partition, fields, samples)
-	}
-	return u.Read(partition, fields, samples)
-}
-
-// Counters counts what the disk holds and what has moved there and back; zero without a disk.
-func (u *Unit) Counters() store.Counters {
-	if u.tiers == nil {
-		return store.Counters{}
-	}
-	return u.tiers.Counters()
-}
-
-// Advise lets somebody say what samples are needed for, when cells have to move to disk.
-func (u *Unit) Advise(a store.Advisor) {
-	if u.tiers != nil {
-		u.tiers.Advise(a)
-	}
-}
 
 // Segment gives a duplicate of a segment's descriptor, which the caller closes, and its size.
 func (u *Unit) Segment(segment uint32) (int, int64, error) {
