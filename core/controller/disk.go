@@ -57,14 +57,6 @@ func (t *txn) onDisk() bool {
 	return false
 }
 
-// pin leases cells without reading the disk.
-func pin(u Unit, partition string, fields []string, samples []schema.Sample) (store.Lease, error) {
-	if p, ok := u.(store.Pinner); ok {
-		return p.Pin(partition, fields, samples)
-	}
-	return u.Read(partition, fields, samples)
-}
-
 // loads reports whether something of a read lies on disk.
 func (r *read) loads() bool {
 	for _, l := range r.leases {
@@ -110,9 +102,6 @@ func (s *Server) named(partition string, err error) error {
 	return tqerr.New(tqerr.Corruption, "partition %q: %s: field %q: the value on disk is damaged: %v", partition, sample, d.Field, d.Cause)
 }
 
-// advisor is where a unit asks what samples are needed for.
-type advisor interface{ Advise(a store.Advisor) }
-
 // advise answers units that have to move cells. It is called without any lock of theirs.
 func (s *Server) advise(partition string, samples []schema.Sample, uses []store.Use) {
 	s.mu.RLock()
@@ -139,11 +128,7 @@ func unlimited(limit int64) int64 {
 
 // countDisk fills in what a unit with a disk counts.
 func countDisk(u Unit, info *wire.UnitInfo) {
-	c, ok := u.(interface{ Counters() store.Counters })
-	if !ok {
-		return
-	}
-	n := c.Counters()
+	n := u.Counters()
 	info.DiskCells, info.DiskPhysical = n.DiskCells, n.DiskPhysical
 	info.SpilledBytes, info.PromotedBytes = n.SpilledBytes, n.PromotedBytes
 	info.CompactedBytes, info.FallbackCells = n.CompactedBytes, n.FallbackCells

@@ -127,7 +127,7 @@ func (r *read) lease(req *wire.GetRequest) ([][]store.Leased, error) {
 	for k := range r.shares {
 		samples := pickRuns(r.sel.Samples, r.shares[k].runs)
 		for _, fields := range groups {
-			l, err := pin(r.shares[k].unit, req.Partition, fields, samples)
+			l, err := r.shares[k].unit.Pin(req.Partition, fields, samples)
 			if err != nil {
 				return nil, missing(req.Partition, err)
 			}

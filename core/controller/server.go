@@ -28,6 +28,11 @@ import (
 // Unit is a storage unit in this process.
 type Unit interface {
 	store.Store
+	// Pin is Read without reading the disk.
+	store.Pinner
+	// Advise lets somebody say what samples are needed for, when cells have to move to disk.
+	Advise(a store.Advisor)
+	Counters() store.Counters
 	ID() uint32
 	Name() string
 	Host() string
@@ -92,9 +97,7 @@ func New(o Options) *Server {
 		s.units[u.ID()] = u
 		s.mu.cat.AddUnit(u.ID(), u.Host())
 		u.OnFree(s.room.signal)
-		if a, ok := u.(advisor); ok {
-			a.Advise(s.advise)
-		}
+		u.Advise(s.advise)
 	}
 	return s
 }
