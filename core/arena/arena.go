@@ -68,12 +68,15 @@ type Options struct {
 	// PopulateAhead lets Run allocate the pages of a large block while its writer fills it from the front. It helps where a
 	// second core is idle and page faults are cheap, and costs a core otherwise; see Mapping.Write for the other way.
 	PopulateAhead bool
+	// Folder makes the segments files without a name in it instead of memory.
+	Folder string
 }
 
 // Arena is the memory of one unit. All methods may be called from any goroutine.
 type Arena struct {
 	segmentBytes  int64
 	populateAhead bool
+	folder        string
 	segments      atomic.Pointer[[]*segment] // grows under mu, read without it
 	wake          chan struct{}              // has room for one: Run has something new to look at
 	io            sync.Mutex
@@ -100,7 +103,7 @@ type Stats struct {
 
 // New makes an arena with one segment. ResourceExhausted means that not even the smallest could be mapped.
 func New(o Options) (*Arena, error) {
-	a := &Arena{segmentBytes: o.SegmentBytes, populateAhead: o.PopulateAhead, wake: make(chan struct{}, 1)}
+	a := &Arena{segmentBytes: o.SegmentBytes, populateAhead: o.PopulateAhead, folder: o.Folder, wake: make(chan struct{}, 1)}
 	if a.segmentBytes <= 0 {
 		a.segmentBytes = defaultSegment()
 	}
@@ -188,7 +191,7 @@ func (a *Arena) growLocked(size int64) error {
 	}
 	for want := max(need, a.segmentBytes); ; want /= 2 {
 		want = max(want, need)
-		s, err := newSegment(want)
+		s, err := a.newSegment(want)
 		if err == nil {
 			a.segments.Store(ref(append(old[:len(old):len(old)], s)))
 			a.mu.total += want
@@ -198,6 +201,30 @@ func (a *Arena) growLocked(size int64) error {
 		if want == need || want <= minSegment {
 			return tqerr.Wrap(tqerr.ResourceExhausted, err, "unit memory: a segment of %d bytes", want)
 		}
+	}
+}
+
+func (a *Arena) newSegment(size int64) (*segment, error) {
+	if a.folder != "" {
+		return newFileSegment(a.folder, size)
+	}
+	return newSegment(size)
+}
+
+// Reserve takes the space of an allocated range from the file system. IO errors such as a full disk are returned as they are.
+func (a *Arena) Reserve(b Block) error {
+	s := (*a.segments.Load())[b.Segment]
+	return retry(func() error { return unix.Fallocate(s.fd, 0, b.Offset, b.Size) })
+}
+
+// Discard gives the space of the whole pages of an allocated range back. They read as zeros then.
+func (a *Arena) Discard(b Block) {
+	first, last := int64(roundUp(uint64(b.Offset), pageSize)), (b.Offset+b.Size)&^pageMask
+	if last > first {
+		s := (*a.segments.Load())[b.Segment]
+		_ = retry(func() error {
+			return unix.Fallocate(s.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, first, last-first)
+		})
 	}
 }
 

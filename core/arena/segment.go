@@ -1,10 +1,12 @@
 package arena
 
 import (
+	"os"
+
 	"golang.org/x/sys/unix"
 )
 
-// segment is one memfd of a unit and this process's mapping of it.
+// segment is one memfd of a unit, or a file without a name, and this process's mapping of it.
 type segment struct {
 	window
 	size int64
@@ -21,6 +23,24 @@ func newSegment(size int64) (*segment, error) {
 	}
 	var mem []byte
 	if err == nil {
+		mem, err = mapSegment(fd, size, unix.MAP_SHARED)
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return nil, err
+	}
+	return &segment{window{fd, mem}, size}, nil
+}
+
+// newFileSegment makes a segment of disk space: a file that has no name, so that it ends with its last user. Its pages have to
+// be allocated before they are touched (Arena.Reserve), or a full disk is a SIGBUS.
+func newFileSegment(folder string, size int64) (*segment, error) {
+	fd, err := nameless(folder)
+	if err != nil {
+		return nil, err
+	}
+	var mem []byte
+	if err = unix.Ftruncate(fd, size); err == nil {
 		mem, err = mapSegment(fd, size, unix.MAP_SHARED)
 	}
 	if err != nil {
@@ -50,4 +70,21 @@ func (s *segment) close() error {
 		err = e
 	}
 	return err
+}
+
+// nameless makes a file without a name.
+func nameless(folder string) (int, error) {
+	fd, err := unix.Open(folder, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err != unix.EOPNOTSUPP && err != unix.EISDIR {
+		return fd, err
+	}
+	f, err := os.CreateTemp(folder, "unnamed-*") // the file system cannot make one
+	if err != nil {
+		return -1, err
+	}
+	defer func() { _ = f.Close() }()
+	if err := os.Remove(f.Name()); err != nil {
+		return -1, err
+	}
+	return unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 }

@@ -40,6 +40,19 @@ func (c *call) apply(t *txn) (any, error) {
 	if t.transforms() {
 		return c.transform(t)
 	}
+	if t.writesDisk() {
+		return c.later(func(ctx context.Context) (any, error) {
+			if err := t.prepare(ctx); err != nil {
+				return nil, err
+			}
+			return c.applyPrepared(t)
+		})
+	}
+	return c.applyPrepared(t)
+}
+
+// applyPrepared makes visible what is staged, on disk too.
+func (c *call) applyPrepared(t *txn) (any, error) {
 	return c.writing(&instant{
 		cells: t.cells,
 		do: func() (any, error) {
@@ -52,8 +65,13 @@ func (c *call) apply(t *txn) (any, error) {
 			}
 			return &wire.PutReply{Result: result}, nil
 		},
-		conflict: func(ctx context.Context) error { return t.restage(ctx, c.stageWhenRoom) },
-		giveUp:   t.abort,
+		conflict: func(ctx context.Context) error {
+			if err := t.restage(ctx, c.stageWhenRoom); err != nil {
+				return err
+			}
+			return t.prepare(ctx)
+		},
+		giveUp: t.abort,
 	})
 }
 

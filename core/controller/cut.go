@@ -51,7 +51,7 @@ func (s *Server) takeCut(ctx context.Context) (*cut, error) {
 	if err != nil {
 		return k, err
 	}
-	return k, k.lease(ctx)
+	return k, k.lease(ctx, s)
 }
 
 // readLocked puts the reads of the cells of groups in line. lease must follow.
@@ -73,7 +73,7 @@ func (k *cut) readLocked(s *Server, groups []catalog.Group) error {
 }
 
 // lease waits until all cells are leased, all or none.
-func (k *cut) lease(ctx context.Context) (err error) {
+func (k *cut) lease(ctx context.Context, s *Server) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	for i := range k.groups {
@@ -85,7 +85,7 @@ func (k *cut) lease(ctx context.Context) (err error) {
 		if g.cells = cells; failed != nil {
 			cancel() // the others are only given up
 			if err == nil {
-				err = missing(g.Partition, failed)
+				err = s.named(g.Partition, missing(g.Partition, failed))
 			}
 		}
 	}

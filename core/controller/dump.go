@@ -47,7 +47,7 @@ func (c *call) dumpRows() (any, error) {
 func (s *Server) cutKeys(ctx context.Context, partition string, keys []string) (*snapshot.RowIndex, *cut, error) {
 	index, k, err := s.readKeys(partition, keys)
 	if err == nil {
-		err = k.lease(ctx)
+		err = k.lease(ctx, s)
 	}
 	return index, k, err
 }

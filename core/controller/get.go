@@ -91,7 +91,7 @@ func (r *read) wait(ctx context.Context, partition string) (err error) {
 		}
 		cancel() // the others are only given up
 		if err == nil {
-			err = missing(partition, failed)
+			err = r.s.named(partition, missing(partition, failed))
 		}
 	}
 	return err

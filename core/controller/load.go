@@ -122,6 +122,9 @@ func (c *call) replace(ctx context.Context, state, values string, sameCut bool) 
 	} else {
 		err = l.bare(read)
 	}
+	for i := 0; err == nil && i < len(l.rows); i++ {
+		err = prepareShares(ctx, l.rows[i].shares)
+	}
 	if err == nil {
 		err = s.swapIn(ctx, l)
 	}

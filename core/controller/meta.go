@@ -211,10 +211,11 @@ func (s *Server) unitInfos() []wire.UnitInfo {
 			state = "UNAVAILABLE"
 		}
 		out[i] = wire.UnitInfo{
-			ID: n.Name(), State: state, Host: n.Host(), MemoryUsed: st.MemoryUsed, MemoryLimit: st.MemoryLimit,
-			DiskUsed: st.DiskUsed, DiskLimit: st.DiskLimit, Samples: samples[i], SampleLimit: n.SampleLimit(), Cells: st.Cells,
+			ID: n.Name(), State: state, Host: n.Host(), MemoryUsed: st.MemoryUsed + st.Staging, MemoryLimit: st.MemoryLimit,
+			DiskUsed: st.DiskUsed, DiskLimit: unlimited(st.DiskLimit), Samples: samples[i], SampleLimit: n.SampleLimit(), Cells: st.Cells,
 			Leases: st.Leases, Staged: st.Staged,
 		}
+		countDisk(n, &out[i])
 	}
 	return out
 }

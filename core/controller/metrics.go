@@ -110,6 +110,12 @@ func (p *meteredPut) Commit(samples []schema.Sample) {
 	p.series.Observe(time.Since(p.began), len(samples), false)
 }
 
+// Prepare implements store.Preparer.
+func (p *meteredPut) Prepare() error { return store.Prepare(p.Staged) }
+
+// Writes implements store.Preparer.
+func (p *meteredPut) Writes() bool { return store.Writes(p.Staged) }
+
 // unmeteredPut is the staged write itself, which a unit elsewhere knows by its number.
 func unmeteredPut(s store.Staged) store.Staged {
 	if p, ok := s.(*meteredPut); ok {

@@ -2,7 +2,6 @@ package controller
 
 import (
 	"context"
-	"math"
 	"slices"
 
 	"transferqueue/core/catalog"
@@ -16,6 +15,11 @@ import (
 // Unit is a storage unit in this process.
 type Unit interface {
 	store.Store
+	// Pin is Read without reading the disk.
+	store.Pinner
+	// Advise lets somebody say what samples are needed for, when cells have to move to disk.
+	Advise(a store.Advisor)
+	Counters() store.Counters
 	ID() uint32
 	Name() string
 	Host() string
@@ -34,13 +38,14 @@ type node interface {
 	Name() string
 	Host() string
 	Stats() store.Stats
+	Counters() store.Counters
 	SampleLimit() int64 // 0: none
 	OnFree(func())
 	Segment(segment uint32) (fd int, size int64, err error)
 	// Bytes is the memory of a block that is staged or leased.
 	Bytes(store.Block) ([]byte, error)
 
-	// Stage reserves memory. A unit that waits also fills it when payload is not nil.
+	// Stage reserves memory. What it returns has to be prepared, with mu not held, before it is committed. A unit that waits also fills it when payload is not nil.
 	Stage(ctx context.Context, partition string, columns []schema.Column, payload []byte) (store.Staged, error)
 	Read(q *unit.Query) unit.Reading
 	// Delete returns nil when it is done already.
@@ -83,41 +88,6 @@ func (n inside) Stage(_ context.Context, partition string, columns []schema.Colu
 	return n.Unit.Stage(partition, columns)
 }
 
-func (n inside) Read(q *unit.Query) unit.Reading {
-	if !q.Apart {
-		l, err := n.Unit.Read(q.Partition, q.Fields, q.Samples)
-		if err != nil {
-			return &done{err: err}
-		}
-		return &done{cells: unit.Cells{Columns: l.Columns(), Leases: []store.Lease{l}}}
-	}
-	d := &done{}
-	for k := range q.Fields {
-		l, err := n.Unit.Read(q.Partition, q.Fields[k:k+1], q.Samples)
-		if err != nil {
-			d.cells.Release()
-			return &done{err: err}
-		}
-		d.cells.Columns, d.cells.Leases = append(d.cells.Columns, l.Columns()...), append(d.cells.Leases, l)
-	}
-	return d
-}
-
-// done is a read that has happened.
-type done struct {
-	cells unit.Cells
-	err   error
-}
-
-func (d *done) Ready() bool { return true }
-
-func (d *done) Wait(context.Context) (*unit.Cells, error) {
-	if d.err != nil {
-		return nil, d.err
-	}
-	return &d.cells, nil
-}
-
 // outside is a unit in a process of its own.
 type outside struct{ *remote.Unit }
 
@@ -158,11 +128,7 @@ func (s *Server) rooms() []catalog.Room {
 			continue
 		}
 		st := n.Stats()
-		free := int64(math.MaxInt64)
-		if st.MemoryLimit > 0 {
-			free = st.MemoryLimit - st.MemoryUsed
-		}
-		out = append(out, catalog.Room{Unit: n.ID(), Free: free, Used: st.MemoryUsed})
+		out = append(out, catalog.Room{Unit: n.ID(), Free: st.Room(), Used: st.MemoryUsed + st.DiskUsed})
 	}
 	return out
 }

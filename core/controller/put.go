@@ -3,6 +3,7 @@ package controller
 import (
 	"cmp"
 	"context"
+	"math"
 	"slices"
 
 	"transferqueue/core/catalog"
@@ -349,11 +350,11 @@ func (t *txn) couldFit() bool {
 			continue
 		}
 		st := n.Stats()
-		if st.MemoryLimit == 0 {
+		if st.MemoryLimit == 0 || st.DiskLimit == math.MaxInt64 {
 			return true
 		}
-		total += st.MemoryLimit
-		largest = max(largest, st.MemoryLimit)
+		total += st.MemoryLimit + st.DiskLimit
+		largest = max(largest, st.MemoryLimit, st.DiskLimit)
 	}
 	size := rowSizes(t.write.Columns)
 	need := int64(0)

@@ -56,7 +56,7 @@ func (c *call) transform(t *txn) (any, error) {
 
 // quick reports that the work is little and all of it is done here.
 func (t *txn) quick() bool {
-	return t.req.Merge != "" && len(t.req.Callable) == 0 && t.operandBytes() <= inlineMerge &&
+	return t.req.Merge != "" && len(t.req.Callable) == 0 && t.operandBytes() <= inlineMerge && !t.onDisk() &&
 		!slices.ContainsFunc(t.shares, func(sh share) bool { return sh.unit.waits() })
 }
 
@@ -101,9 +101,12 @@ func (t *txn) run(ctx context.Context, set *writeSet, stage stager) (any, error)
 	elsewhere := slices.ContainsFunc(t.shares, func(sh share) bool { return sh.unit.waits() })
 	err = together(ctx, len(t.shares), elsewhere, func(ctx context.Context, i int) (err error) {
 		results[i], err = t.transformShare(ctx, &t.shares[i], samples, stage)
-		return err
+		return t.s.named(t.write.Partition, err)
 	})
 	var reply *wire.PutReply
+	if err == nil {
+		err = t.prepareResults(ctx, results)
+	}
 	if err == nil {
 		reply, err = t.store(set, results)
 	}

@@ -35,6 +35,7 @@ type Config struct {
 	Namespace   string `msgpack:"namespace"`
 	Units       int    `msgpack:"units"`              // in the owner's process; negative: none, they join
 	MemoryLimit int64  `msgpack:"memory_limit_bytes"` // per unit, 0: none
+	Disk        Disk   `msgpack:"disk"`
 	SampleLimit int64  `msgpack:"total_storage_size"` // over all units, 0: none
 	PutWaitMS   int64  `msgpack:"put_wait_ms"`
 	PreAllocate int    `msgpack:"pre_allocate"`
@@ -229,6 +230,7 @@ func own(cfg *Config, p paths, lock *os.File) (_ *Session, err error) {
 	for i := range unitsHere(cfg) {
 		u, err := unit.New(unit.Options{
 			ID: uint32(i), Name: fmt.Sprintf("unit-%d", i), Host: host, MemoryLimit: cfg.MemoryLimit, Jobs: s.Jobs,
+			Disk: cfg.Disk.of(hex.EncodeToString(id[:]), i),
 		})
 		if err != nil {
 			return nil, err

@@ -38,16 +38,17 @@ func openUnit(cfg *Config, p paths) (_ *Session, err error) {
 	}()
 	p.sweepUnits()
 	s.Jobs = jobs.New(s.Pool)
-	s.host, err = remote.NewServer(remote.Options{
-		Name: cfg.Name, MemoryLimit: cfg.MemoryLimit, SampleLimit: cfg.SampleLimit, Jobs: s.Jobs,
-	})
-	if err != nil {
-		return nil, err
-	}
 	var id [8]byte
 	secret := make([]byte, 32)
 	_, _ = rand.Read(id[:])
 	_, _ = rand.Read(secret)
+	s.host, err = remote.NewServer(remote.Options{
+		Name: cfg.Name, MemoryLimit: cfg.MemoryLimit, SampleLimit: cfg.SampleLimit, Jobs: s.Jobs,
+		Disk: cfg.Disk.of(hex.EncodeToString(id[:]), 0),
+	})
+	if err != nil {
+		return nil, err
+	}
 	s.Info = Info{Owner: true, Session: hex.EncodeToString(id[:]), PID: os.Getpid(), Secret: secret, Blob: cfg.Blob}
 	s.Info.Socket = p.prefix + unitMark + strconv.Itoa(s.Info.PID) + "-" + s.Info.Session[:8] + ".sock"
 	s.socket, err = local.Listen(s.Info.Socket, secret, s.host)

@@ -4,7 +4,12 @@
 // swaps them in; a reader takes a lease, and the memory of what it leased is not reused before the lease ends.
 package store
 
-import "transferqueue/core/schema"
+import (
+	"fmt"
+	"math"
+
+	"transferqueue/core/schema"
+)
 
 // Block is a piece of unit memory: a byte range of one shared-memory segment of the unit.
 type Block struct {
@@ -26,15 +31,26 @@ type Leased struct {
 }
 
 // Stats counts what a store holds. Used bytes are payload bytes of cells and reservations, including cells that were
-// cleared but are still leased; they are exactly zero when nothing is stored, staged or leased.
+// cleared but are still leased; they are exactly zero when nothing is stored, staged or leased. MemoryUsed and Staging
+// together never exceed MemoryLimit.
 type Stats struct {
 	MemoryUsed  int64
 	MemoryLimit int64 // 0: no limit
+	Staging     int64 // memory in which bytes on their way to and from disk lie
 	DiskUsed    int64
-	DiskLimit   int64
+	DiskLimit   int64 // 0: no disk tier, math.MaxInt64: no limit
+	Scratch     int64 // mapped disk space that stands in for staging
 	Cells       int64
 	Staged      int64 // transactions neither committed nor aborted
 	Leases      int64
+}
+
+// Room is how many bytes more the store could take, if need be by moving others to disk.
+func (s Stats) Room() int64 {
+	if s.MemoryLimit == 0 || s.DiskLimit == math.MaxInt64 {
+		return math.MaxInt64
+	}
+	return s.MemoryLimit - s.MemoryUsed - s.Staging + max(0, s.DiskLimit-s.DiskUsed)
 }
 
 // Store is one unit's table of cells. All methods may be called from any goroutine.
@@ -81,6 +97,96 @@ type Lease interface {
 	Columns() []Leased
 	Release()
 }
+
+// Preparer is a Staged that has to write to disk. Prepare does that when its blocks are filled, before Commit, and may take
+// long. When it fails nothing is visible and the write has to be aborted. Commit does it too, but has no way to fail then.
+type Preparer interface {
+	Prepare() error
+	// Writes reports whether Prepare has something to do.
+	Writes() bool
+}
+
+// Pinner is a Store whose cells may lie on disk. Pin is Read without reading the disk: it is quick, but the lease's blocks
+// have no bytes before its Load.
+type Pinner interface {
+	Pin(partition string, fields []string, samples []schema.Sample) (Lease, error)
+}
+
+// Loader is a Lease that Pin has returned. Load may take long; Columns tells the truth after it. Loading twice is fine.
+// *DamagedError names the cell whose bytes are not what was written.
+type Loader interface {
+	Load() error
+	// Loads reports whether Load has something to do.
+	Loads() bool
+}
+
+// Prepare calls Prepare where there is one.
+func Prepare(s Staged) error {
+	if p, ok := s.(Preparer); ok {
+		return p.Prepare()
+	}
+	return nil
+}
+
+// Writes reports whether a staged write has something to prepare.
+func Writes(s Staged) bool {
+	p, ok := s.(Preparer)
+	return ok && p.Writes()
+}
+
+// Load calls Load where there is one.
+func Load(l Lease) error {
+	if o, ok := l.(Loader); ok {
+		return o.Load()
+	}
+	return nil
+}
+
+// Loads reports whether a lease has something to load.
+func Loads(l Lease) bool {
+	o, ok := l.(Loader)
+	return ok && o.Loads()
+}
+
+// Counters counts what has happened in a store with a disk tier, in cells and bytes.
+type Counters struct {
+	DiskCells    int64 // lie on disk now, staged ones included
+	DiskPhysical int64 // bytes that their files take on disk now, less headers and index
+
+	WrittenCells, WrittenBytes   int64 // went to disk when they were put
+	SpilledCells, SpilledBytes   int64 // moved to disk to make room
+	PromotedCells, PromotedBytes int64 // moved back to memory
+	CompactedBytes               int64 // copied on disk to give space back
+	FallbackCells                int64 // should lie on disk but lie in memory, because they could not be written
+}
+
+// Use says what a sample is needed for. The order is that in which samples may go to a slower tier.
+type Use uint8
+
+// The uses.
+const (
+	Consumed Use = iota // every task has consumed it
+	Unready             // it has not all fields yet
+	Wanted
+)
+
+// Advisor fills in what samples of a partition are needed for.
+type Advisor func(partition string, samples []schema.Sample, uses []Use)
+
+// DamagedError says which cell's bytes on disk cannot be read or are not what was written.
+type DamagedError struct {
+	Partition string
+	Field     string
+	Sample    schema.Sample
+	Cause     error
+}
+
+func (e *DamagedError) Error() string {
+	return fmt.Sprintf("partition %q: field %q: sample %d: the value on disk is damaged: %v", e.Partition, e.Field, e.Sample.Index, e.Cause)
+}
+
+// Unwrap returns the cause.
+func (e *DamagedError) Unwrap() error { return e.Cause }
 
 // MissingError says which cell a read did not find.
 type MissingError struct {

@@ -1,15 +1,18 @@
-// Package unit is one storage unit: a store of cells over shared memory, and the work that is done where the cells lie,
-// which is merging updates and parsing puts.
+// Package unit is one storage unit: a store of cells over shared memory and, when it has one, a local disk; and the work that
+// is done where the cells lie, which is merging updates and parsing puts.
 package unit
 
 import (
 	"context"
+	"errors"
 
 	"transferqueue/core/arena"
 	"transferqueue/core/guard"
 	"transferqueue/core/jobs"
 	"transferqueue/core/store"
 	"transferqueue/core/store/memtier"
+	"transferqueue/core/store/table"
+	"transferqueue/core/store/tiered"
 )
 
 // Options configure a unit.
@@ -18,6 +21,7 @@ type Options struct {
 	Name        string
 	Host        string
 	MemoryLimit int64 // bytes, 0: none
+	Disk        *Disk // nil: memory only
 	Jobs        *jobs.Queue
 }
 
@@ -26,6 +30,7 @@ type Unit struct {
 	store.Store
 	opts  Options
 	arena *arena.Arena
+	tiers *tiered.Store      // the store, when it has a disk
 	stop  context.CancelFunc // ends the arena's housekeeping
 }
 
@@ -35,9 +40,18 @@ func New(o Options) (*Unit, error) {
 	if err != nil {
 		return nil, err
 	}
+	u := &Unit{opts: o, arena: a}
+	if o.Disk == nil {
+		u.Store = memtier.New(memtier.Options{Arena: a, Limit: o.MemoryLimit})
+	} else if u.tiers, err = o.Disk.open(a, o.MemoryLimit); err != nil {
+		return nil, errors.Join(err, a.Close())
+	} else {
+		u.Store = u.tiers
+	}
 	ctx, stop := context.WithCancel(context.Background())
 	guard.Go("arena of "+o.Name, func() { a.Run(ctx) })
-	return &Unit{Store: memtier.New(memtier.Options{Arena: a, Limit: o.MemoryLimit}), opts: o, arena: a, stop: stop}, nil
+	u.stop = stop
+	return u, nil
 }
 
 // ID is the unit's number in its session.
@@ -53,10 +67,21 @@ func (u *Unit) Host() string { return u.opts.Host }
 func (u *Unit) Resident() int64 { return u.arena.Stats().Resident }
 
 // Segment gives a duplicate of a segment's descriptor, which the caller closes, and its size.
-func (u *Unit) Segment(segment uint32) (int, int64, error) { return u.arena.Segment(segment) }
+func (u *Unit) Segment(segment uint32) (int, int64, error) {
+	if segment >= table.ScratchSegments && u.tiers != nil {
+		return u.tiers.Segment(segment)
+	}
+	return u.arena.Segment(segment)
+}
 
 // Descriptors lists the descriptors of the unit's segments.
-func (u *Unit) Descriptors() []int { return u.arena.Descriptors() }
+func (u *Unit) Descriptors() []int {
+	out := u.arena.Descriptors()
+	if u.tiers != nil {
+		out = append(out, u.tiers.Descriptors()...)
+	}
+	return out
+}
 
 // Close gives all memory back. Nothing may be staged or leased.
 func (u *Unit) Close() error {
@@ -64,5 +89,9 @@ func (u *Unit) Close() error {
 		return err
 	}
 	u.stop()
-	return u.arena.Close()
+	err := u.arena.Close()
+	if u.tiers != nil {
+		u.opts.Disk.cleanUp()
+	}
+	return err
 }

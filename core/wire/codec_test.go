@@ -92,9 +92,10 @@ func samples() []any {
 		&UnitDeleteRequest{Partition: text, Fields: Strings{}, Samples: *named},
 		&UnitTransformRequest{Txn: 2, Partition: text, Samples: *named, Keys: keys(2), Rows: 2, Columns: []Column{objects}, Operand: 1,
 			Update: true, Merge: "add", Callable: []byte{0}, WaitMS: 30000},
-		&UnitReply{Stats: UnitStats{Count: 3, MemoryUsed: 1 << 40, Leases: 2}, Blocks: []Block{{Segment: 1, Size: 8}}, Filled: true,
+		&UnitReply{Stats: UnitStats{Count: 3, MemoryUsed: 1 << 40, Leases: 2, Scratch: 5, Disk: UnitDisk{Cells: 1, Fallback: 6}}, Blocks: []Block{{Segment: 1, Size: 8}}, Filled: true,
 			Columns: []UnitColumn{{Column: free, Runs: []UnitRun{{Rows: 2, Block: Block{Offset: 64, Size: 12}}}}, {Column: Column{Field: "none"}}},
-			Missing: &MissingCell{Field: "x", Index: 4, Generation: 7, Stale: true},
+			Missing: &MissingCell{Field: "x", Index: 4, Generation: 7, Stale: true}, Writes: true,
+			Damaged: &DamagedCell{Field: "x", Index: 4, Generation: 7, Cause: "its checksum differs"},
 			Opened:  &UnitOpened{Name: "u", Incarnation: 5, PID: 9, SampleLimit: 100}},
 	}
 }
@@ -115,7 +116,7 @@ func TestEveryMessageComesBackAsItWas(t *testing.T) {
 	}
 	// Messages inside messages are covered with them.
 	for _, inner := range []string{"Part", "Block", "PutResult", "GetColumn", "Run", "ListedPartition", "Event", "UnitInfo", "PartitionSummary",
-		"UnitAddress", "UnitStats", "UnitColumn", "UnitRun", "MissingCell", "UnitOpened"} {
+		"UnitAddress", "UnitStats", "UnitColumn", "UnitRun", "MissingCell", "DamagedCell", "UnitDisk", "UnitOpened"} {
 		seen[inner] = true
 	}
 	for _, name := range declared(t) {

@@ -65,6 +65,7 @@ const (
 	OpUnitDelete
 	OpUnitTransform
 	OpUnitStats
+	OpUnitPrepare
 )
 
 // Request is what a client asks. Sequence names a request that changes or grants something (0: none; see Sequence): one that
@@ -370,6 +371,13 @@ type UnitInfo struct {
 	Cells       int64
 	Leases      int64
 	Staged      int64
+
+	DiskCells      int64
+	DiskPhysical   int64
+	SpilledBytes   int64
+	PromotedBytes  int64
+	CompactedBytes int64
+	FallbackCells  int64
 }
 
 // ConfigReply has the configuration of the session as its owner stored it.

@@ -2,7 +2,7 @@ package wire
 
 // The requests between a controller and a storage unit in a process of its own. A unit executes those of its controller
 // in the order in which they were sent, which their sequence counts from 1: a read that was sent behind a commit sees it.
-// Only OpUnitTransform goes on beside others after it has begun. The controller chooses the numbers of transactions and
+// OpUnitTransform, OpUnitPrepare and reads of cells on disk go on beside others after they have begun. The controller chooses the numbers of transactions and
 // leases, so it can end what it has not been told of.
 
 // JoinUnitsRequest makes units part of the session. A unit that has joined already is left as it is.
@@ -88,6 +88,8 @@ type UnitReply struct {
 	Filled  bool         // of a read: the payload holds the bytes of all columns
 	Missing *MissingCell // of a read that found a cell missing, and leased nothing
 	Opened  *UnitOpened
+	Writes  bool         // of a stage: OpUnitPrepare, which takes a TxnRequest, has to come before the commit
+	Damaged *DamagedCell // of a read or a transformation that has failed for it
 }
 
 // UnitStats counts what a unit holds. A higher Count was taken later.
@@ -100,6 +102,14 @@ type UnitStats struct {
 	Cells       int64
 	Staged      int64
 	Leases      int64
+	Staging     int64
+	Scratch     int64
+	Disk        UnitDisk
+}
+
+// UnitDisk is what a unit counts about its disk.
+type UnitDisk struct {
+	Cells, Physical, Spilled, Promoted, Compacted, Fallback int64
 }
 
 // UnitColumn is one column of a read or of a result.
@@ -112,6 +122,14 @@ type UnitColumn struct {
 type UnitRun struct {
 	Rows  int
 	Block Block
+}
+
+// DamagedCell says which cell's bytes on disk cannot be read.
+type DamagedCell struct {
+	Field      string
+	Index      int64
+	Generation int64
+	Cause      string
 }
 
 // MissingCell says which cell a read did not find.

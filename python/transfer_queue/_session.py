@@ -173,6 +173,7 @@ def _options(conf: Any, mode: str) -> dict[str, Any]:
         "namespace": conf.get("namespace") or "default",
         "units": int(storage.get("num_data_storage_units") or 1),
         "memory_limit_bytes": int(storage.get("memory_limit_bytes") or 0),
+        "disk": disk_options(storage),
         "total_storage_size": int(storage.get("total_storage_size") or 0),
         "put_wait_ms": int(1000 * float(30 if storage.get("put_wait_s") is None else storage["put_wait_s"])),
         "pre_allocate": _pre_allocate(),
@@ -182,6 +183,21 @@ def _options(conf: Any, mode: str) -> dict[str, Any]:
         "config": b"",
         "timeout_ms": int(1000 * float(client.get("timeout_s") or 60.0)),
         "version": version(),
+    }
+
+
+def disk_options(storage: Any) -> dict[str, Any]:
+    """What the core needs to know of the disk of units. A path is of each host, relative to the owner's directory."""
+    offload = storage.get("ssd_offload") or {}
+    if not offload.get("enabled"):
+        return {"enabled": False}
+    return {
+        "enabled": True,
+        "path": os.path.abspath(os.path.expanduser(path)) if (path := offload.get("path")) else "",
+        "limit_bytes": int(storage.get("disk_limit_bytes") or 0),
+        "threshold_bytes": int(offload.get("threshold_bytes") or 1 << 20),
+        "high_watermark": float(storage.get("high_watermark") or 0.9),
+        "low_watermark": float(storage.get("low_watermark") or 0.7),
     }
 
 
@@ -224,11 +240,8 @@ def _open_with_ray(conf: Any, mode: str) -> Session:
 
 def _refuse_what_is_missing(conf: Any) -> None:
     """Raise for a configuration that asks for something this release does not have; ignoring it could lose data."""
-    storage = conf["backend"]["SimpleStorage"] or {}
     asked = {
         "TQ_ADDRESS": os.environ.get("TQ_ADDRESS") or None,
-        "backend.SimpleStorage.ssd_offload.enabled": (storage.get("ssd_offload") or {}).get("enabled") or None,
-        "backend.SimpleStorage.disk_limit_bytes": storage.get("disk_limit_bytes"),
     }
     backend = conf["backend"].get("storage_backend")
     if backend not in conf["backend"]:

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import os
 import socket
+from collections.abc import Mapping
 from typing import Any
 
 from transfer_queue import _lib, _session
@@ -25,6 +26,8 @@ class UnitHost:
         name: what listings and errors call it; the units of a session have different names.
         memory_limit_bytes: bytes of memory for cells; 0 for no limit.
         sample_limit: samples that it takes; 0 for no limit.
+        namespace: of the session that it is for.
+        storage: section ``backend.SimpleStorage``, for its disk; None for memory alone.
 
     Raises:
         InvalidArgumentError: the name is empty or too long, or a limit is negative.
@@ -38,7 +41,12 @@ class UnitHost:
     """
 
     def __init__(
-        self, name: str, memory_limit_bytes: int = 0, sample_limit: int = 0, namespace: str = "default"
+        self,
+        name: str,
+        memory_limit_bytes: int = 0,
+        sample_limit: int = 0,
+        namespace: str = "default",
+        storage: Mapping[str, Any] | None = None,
     ) -> None:
         options = {
             "mode": "unit",
@@ -46,6 +54,7 @@ class UnitHost:
             "namespace": namespace,
             "name": name,
             "memory_limit_bytes": memory_limit_bytes,
+            "disk": _session.disk_options(storage or {}),
             "total_storage_size": sample_limit,
             "version": _session.version(),
         }

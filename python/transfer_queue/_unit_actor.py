@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from transfer_queue._unit import UnitHost
-from transfer_queue.errors import InvalidArgumentError, UnavailableError, UnimplementedError, WrongTypeError
+from transfer_queue.errors import InvalidArgumentError, UnavailableError, WrongTypeError
 from transfer_queue.utils.zmq_utils import Role, ZMQServerInfo
 
 
@@ -38,7 +38,7 @@ class UnitActor:
             if isinstance(config, int) and not isinstance(config, bool):
                 config, storage_unit_size = None, config
             memory, samples = _limits(config, storage_unit_size)
-            self._host = UnitHost(name or f"TQ_STORAGE_UNIT_{uuid.uuid4().hex[:8]}", memory, samples)
+            self._host = UnitHost(name or f"TQ_STORAGE_UNIT_{uuid.uuid4().hex[:8]}", memory, samples, storage=config)
         except BaseException as error:
             self._failed = error  # an error of the constructor would reach nobody as what it is
 
@@ -70,8 +70,6 @@ def _limits(config: Any, storage_unit_size: Any) -> tuple[int, int]:
         return 0, _count("storage_unit_size", storage_unit_size)
     if not hasattr(config, "get"):
         raise WrongTypeError(f"config: got {type(config).__name__}, want the section backend.SimpleStorage")
-    if (config.get("ssd_offload") or {}).get("enabled"):
-        raise UnimplementedError("not supported by this release: ssd_offload.enabled")
     total, units = _count("total_storage_size", config.get("total_storage_size")), config.get("num_data_storage_units")
     samples = -(-total // (_count("num_data_storage_units", units) or 1))
     return _count("memory_limit_bytes", config.get("memory_limit_bytes")), samples

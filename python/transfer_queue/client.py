@@ -26,11 +26,19 @@ class UnitInfo(NamedTuple):
         unit_id: name of the unit.
         state: ``"ACTIVE"``.
         host: name of the host it runs on.
-        memory_used_bytes: payload of cells and reservations, also of cleared cells that a reader still holds.
+        memory_used_bytes: payload of cells and reservations, also of cleared cells that a reader still holds, and of
+            values on their way to and from disk.
+        disk_used_bytes: payload of values on disk and of reservations there.
         samples: samples placed on the unit.
         cells: stored cells.
         leases: reads in progress and zero-copy views.
         staged: writes in progress.
+        disk_cells: cells that lie on disk.
+        disk_physical_bytes: space that their files take, with small values that were cleared until they are compacted.
+        spilled_bytes: moved to disk so far to make room in memory.
+        promoted_bytes: moved back to memory so far.
+        compacted_bytes: copied on disk so far to give space back.
+        fallback_cells: belonged on disk so far but stayed in memory, because they could not be written.
     """
 
     unit_id: str
@@ -45,6 +53,12 @@ class UnitInfo(NamedTuple):
     cells: int
     leases: int
     staged: int
+    disk_cells: int = 0
+    disk_physical_bytes: int = 0
+    spilled_bytes: int = 0
+    promoted_bytes: int = 0
+    compacted_bytes: int = 0
+    fallback_cells: int = 0
 
 
 _T = TypeVar("_T")

@@ -17,6 +17,7 @@ type staged struct {
 	u      *Unit
 	number uint64
 	blocks []store.Block
+	writes bool // it has to be prepared
 	ended  atomic.Bool
 }
 
@@ -35,6 +36,20 @@ func (s *staged) Abort() {
 	if !s.ended.Swap(true) {
 		s.u.post(wire.OpUnitAbort, &wire.TxnRequest{Txn: s.number}, nil)
 	}
+}
+
+// Writes implements store.Preparer. A result of a transformation is prepared by the unit before it answers.
+func (s *staged) Writes() bool { return s.writes }
+
+// Prepare implements store.Preparer. It waits for the unit.
+func (s *staged) Prepare() error {
+	if !s.writes {
+		return nil
+	}
+	a := s.u.post(wire.OpUnitPrepare, &wire.TxnRequest{Txn: s.number}, nil)
+	err := a.wait(s.u.ctx)
+	s.writes = err != nil
+	return err
 }
 
 // Stage reserves memory for columns, and fills it when payload, which has the bytes of all columns, is not nil.
@@ -56,6 +71,7 @@ func (u *Unit) Stage(ctx context.Context, partition string, columns []schema.Col
 		s.Abort()
 		return nil, tqerr.New(tqerr.Corruption, "unit %q: %d blocks for %d columns", u.at.Name, len(a.reply.Blocks), len(columns))
 	}
+	s.writes = a.reply.Writes
 	s.blocks = make([]store.Block, len(columns))
 	for i, b := range a.reply.Blocks {
 		s.blocks[i] = store.Block{Segment: b.Segment, Offset: b.Offset, Size: b.Size}
@@ -120,6 +136,9 @@ func (r *reading) Wait(ctx context.Context) (*unit.Cells, error) {
 			Field: m.Field, Sample: schema.Sample{Index: m.Index, Generation: uint32(m.Generation)}, Stale: m.Stale,
 		}
 	}
+	if err := damagedIn(r.query.Partition, &r.reply); err != nil {
+		return nil, err
+	}
 	cells := &unit.Cells{Filled: r.reply.Filled, Payload: r.payload}
 	for i := range r.reply.Columns {
 		cells.Columns = append(cells.Columns, leasedOf(&r.reply.Columns[i]))
@@ -170,6 +189,18 @@ func (r *reading) check(cells *unit.Cells) error {
 	return nil
 }
 
+// damagedIn is the error about a cell that an answer names, or nil.
+func damagedIn(partition string, reply *wire.UnitReply) error {
+	d := reply.Damaged
+	if d == nil {
+		return nil
+	}
+	return &store.DamagedError{
+		Partition: partition, Field: d.Field, Sample: schema.Sample{Index: d.Index, Generation: uint32(d.Generation)},
+		Cause: tqerr.New(tqerr.Corruption, "%s", d.Cause),
+	}
+}
+
 func leasedOf(c *wire.UnitColumn) store.Leased {
 	out := store.Leased{Column: schema.Column(c.Column), Runs: make([]store.Run, len(c.Runs))}
 	for i, run := range c.Runs {
@@ -218,6 +249,9 @@ func (u *Unit) transform(ctx context.Context, operands []unit.Operand, at store.
 	}
 	a := u.postFor(timeout, wire.OpUnitTransform, req, payload)
 	if err := a.waitOut(ctx, result.Abort); err != nil {
+		return nil, err
+	}
+	if err := damagedIn(req.Partition, &a.reply); err != nil {
 		return nil, err
 	}
 	out := &unit.Transformed{Staged: result}

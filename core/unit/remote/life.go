@@ -1,7 +1,6 @@
 package remote
 
 import (
-	"errors"
 	"sync"
 
 	"transferqueue/core/schema"
@@ -17,7 +16,7 @@ type life struct {
 	peer    uint64
 	last    uint64 // number of the latest request; guarded by Server.mu
 	freed   *unit.Freed
-	running sync.WaitGroup // transformations
+	running sync.WaitGroup // transformations, and what reads and writes the disk
 	mu      struct {
 		sync.Mutex
 		txns   map[uint64]*txn
@@ -68,10 +67,14 @@ func (l *life) stats() wire.UnitStats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.mu.count++
-	st := l.unit.Stats()
+	st, n := l.unit.Stats(), l.unit.Counters()
 	return wire.UnitStats{
 		Count: l.mu.count, MemoryUsed: st.MemoryUsed, MemoryLimit: st.MemoryLimit, DiskUsed: st.DiskUsed, DiskLimit: st.DiskLimit,
-		Cells: st.Cells, Staged: st.Staged, Leases: st.Leases,
+		Cells: st.Cells, Staged: st.Staged, Leases: st.Leases, Staging: st.Staging, Scratch: st.Scratch,
+		Disk: wire.UnitDisk{
+			Cells: n.DiskCells, Physical: n.DiskPhysical, Spilled: n.SpilledBytes, Promoted: n.PromotedBytes,
+			Compacted: n.CompactedBytes, Fallback: n.FallbackCells,
+		},
 	}
 }
 
@@ -133,7 +136,7 @@ func (l *life) stage(r *request) (*wire.UnitReply, error) {
 		staged.Abort()
 		return nil, err
 	}
-	reply := &wire.UnitReply{}
+	reply := &wire.UnitReply{Writes: store.Writes(staged)}
 	rest := r.Payload
 	for _, b := range staged.Blocks() {
 		if req.Filled {
@@ -241,116 +244,4 @@ func (l *life) release(r *request) (*wire.UnitReply, error) {
 		}
 	}
 	return nil, nil
-}
-
-func (l *life) read(r *request) (*wire.UnitReply, error) {
-	var req wire.UnitReadRequest
-	if err := r.decode(&req); err != nil {
-		return nil, err
-	}
-	leases, err := l.lease(&req)
-	var missing *store.MissingError
-	if errors.As(err, &missing) {
-		at := missing.Sample
-		return &wire.UnitReply{Missing: &wire.MissingCell{
-			Field: missing.Field, Index: at.Index, Generation: int64(at.Generation), Stale: missing.Stale,
-		}}, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	reply := &wire.UnitReply{}
-	for _, lease := range leases {
-		for _, c := range lease.Columns() {
-			reply.Columns = append(reply.Columns, columnOf(&c))
-		}
-	}
-	r.payload, reply.Filled = l.gather(leases, req.Inline)
-	if reply.Filled && !req.Keep {
-		releaseAll(leases)
-		return reply, nil
-	}
-	if err := l.keepLeases(req.Lease, leases); err != nil {
-		releaseAll(leases)
-		return nil, err
-	}
-	return reply, nil
-}
-
-// lease takes one lease for all fields or one for each, all or nothing.
-func (l *life) lease(req *wire.UnitReadRequest) ([]store.Lease, error) {
-	samples, err := samplesOf(&req.Samples)
-	if err != nil {
-		return nil, err
-	}
-	groups := [][]string{req.Fields}
-	if req.Apart {
-		groups = groups[:0]
-		for _, f := range req.Fields {
-			groups = append(groups, []string{f})
-		}
-	}
-	var leases []store.Lease
-	for _, fields := range groups {
-		lease, err := l.unit.Read(req.Partition, fields, samples)
-		if err != nil {
-			releaseAll(leases)
-			return nil, err
-		}
-		leases = append(leases, lease)
-	}
-	return leases, nil
-}
-
-func releaseAll(leases []store.Lease) {
-	for _, lease := range leases {
-		lease.Release()
-	}
-}
-
-func columnOf(c *store.Leased) wire.UnitColumn {
-	out := wire.UnitColumn{Column: wire.Column(c.Column), Runs: make([]wire.UnitRun, len(c.Runs))}
-	for i, run := range c.Runs {
-		out.Runs[i] = wire.UnitRun{Rows: run.Rows, Block: blockOf(run.Block)}
-	}
-	return out
-}
-
-// gather packs what was read when it is not more than limit.
-func (l *life) gather(leases []store.Lease, limit int64) (payload []byte, done bool) {
-	total := int64(0)
-	for _, lease := range leases {
-		for _, c := range lease.Columns() {
-			total += c.Column.Bytes()
-		}
-	}
-	if total > limit {
-		return nil, false
-	}
-	payload = make([]byte, 0, total)
-	for _, lease := range leases {
-		for _, c := range lease.Columns() {
-			for _, run := range c.Runs {
-				payload = append(payload, l.unit.Bytes(run.Block)...)
-			}
-		}
-	}
-	return payload, true
-}
-
-func (l *life) keepLeases(first uint64, leases []store.Lease) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.mu.ended {
-		return errGone
-	}
-	for i := range leases {
-		if l.mu.leases[first+uint64(i)] != nil {
-			return tqerr.New(tqerr.InvalidArgument, "lease %d is in use", first+uint64(i))
-		}
-	}
-	for i, lease := range leases {
-		l.mu.leases[first+uint64(i)] = lease
-	}
-	return nil
 }

@@ -5,7 +5,8 @@
 // A controller sends everything to a unit as one stream of numbered requests, and the unit executes them one after
 // another, as they arrive. So the controller only puts commits, reads and deletes in line while it decides about them
 // under its lock, and waits for the answers outside. A read that was put in line behind a commit sees it, and what is read
-// on several units is of one moment. An update or a parsed put starts in its place and goes on beside the stream.
+// on several units is of one moment. An update, a parsed put, and what reads or writes the unit's disk start in their places and
+// go on beside the stream.
 //
 // Every answer carries what the unit holds then, so the controller always has a recent copy.
 //
@@ -20,6 +21,7 @@ package remote
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"sync"
@@ -35,8 +37,9 @@ import (
 // Options configure a unit server.
 type Options struct {
 	Name        string
-	MemoryLimit int64 // bytes, 0: none
-	SampleLimit int64 // what it tells controllers; 0: none
+	MemoryLimit int64      // bytes, 0: none
+	SampleLimit int64      // what it tells controllers; 0: none
+	Disk        *unit.Disk // nil: memory only; its Run is that of the process
 	Jobs        *jobs.Queue
 }
 
@@ -47,6 +50,7 @@ type Server struct {
 	mu          struct {
 		sync.Mutex
 		unit    *unit.Unit
+		units   int         // that were made
 		freed   *unit.Freed // memory of unit
 		session uint64      // whose cells the unit holds; 0: nobody's
 		life    *life       // nil while no controller is connected
@@ -66,13 +70,24 @@ func NewServer(o Options) (*Server, error) {
 
 // beginLocked makes an empty unit.
 func (s *Server) beginLocked() error {
-	u, err := unit.New(unit.Options{Name: s.opts.Name, MemoryLimit: s.opts.MemoryLimit, Jobs: s.opts.Jobs})
+	u, err := unit.New(unit.Options{Name: s.opts.Name, MemoryLimit: s.opts.MemoryLimit, Disk: s.nextDisk(), Jobs: s.opts.Jobs})
 	if err != nil {
 		return err
 	}
 	s.mu.unit, s.mu.freed = u, &unit.Freed{}
 	u.OnFree(s.mu.freed.Signal)
 	return nil
+}
+
+// nextDisk is the disk of the next unit, which begins while the files of the one before are still there.
+func (s *Server) nextDisk() *unit.Disk {
+	if s.opts.Disk == nil {
+		return nil
+	}
+	s.mu.units++
+	d := *s.opts.Disk
+	d.Unit = fmt.Sprintf("%s-%d", d.Unit, s.mu.units)
+	return &d
 }
 
 // handler answers a request of the stream at once, or returns errLater and sees to the answer.
@@ -89,6 +104,7 @@ var handlers = map[wire.Op]handler{
 	wire.OpUnitDelete:    (*life).remove,
 	wire.OpUnitTransform: (*life).transform,
 	wire.OpUnitStats:     (*life).report,
+	wire.OpUnitPrepare:   (*life).prepare,
 }
 
 // request is one request on its way to its answer.

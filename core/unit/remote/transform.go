@@ -44,6 +44,11 @@ func (l *life) transform(r *request) (*wire.UnitReply, error) {
 		defer cancel()
 		defer l.leave(operand)
 		computed, err := l.compute(ctx, &req, samples, operands)
+		if err == nil {
+			if err = store.Prepare(computed.Staged); err != nil {
+				computed.Staged.Abort()
+			}
+		}
 		return l.computed(req.Txn, result, computed, err)
 	})
 }
@@ -137,7 +142,7 @@ func (l *life) computed(number uint64, t *txn, result *unit.Transformed, err err
 	}
 	l.mu.Unlock()
 	if err != nil {
-		return nil, err
+		return damaged(err)
 	}
 	if aborted {
 		result.Staged.Abort()

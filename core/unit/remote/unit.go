@@ -124,7 +124,18 @@ func (u *Unit) Stats() store.Stats {
 	}
 	return store.Stats{
 		MemoryUsed: st.MemoryUsed, MemoryLimit: st.MemoryLimit, DiskUsed: st.DiskUsed, DiskLimit: st.DiskLimit,
-		Cells: st.Cells, Staged: st.Staged, Leases: st.Leases,
+		Cells: st.Cells, Staged: st.Staged, Leases: st.Leases, Staging: st.Staging, Scratch: st.Scratch,
+	}
+}
+
+// Counters is what the unit had counted about its disk when it answered last.
+func (u *Unit) Counters() store.Counters {
+	u.state.Lock()
+	defer u.state.Unlock()
+	d := u.state.stats.Disk
+	return store.Counters{
+		DiskCells: d.Cells, DiskPhysical: d.Physical, SpilledBytes: d.Spilled, PromotedBytes: d.Promoted,
+		CompactedBytes: d.Compacted, FallbackCells: d.Fallback,
 	}
 }
 
@@ -232,7 +243,7 @@ func (u *Unit) learn(st *wire.UnitStats) {
 		u.state.Unlock()
 		return
 	}
-	freed := st.MemoryUsed < u.state.stats.MemoryUsed
+	freed := st.MemoryUsed+st.Staging < u.state.stats.MemoryUsed+u.state.stats.Staging || st.DiskUsed < u.state.stats.DiskUsed
 	u.state.stats = *st
 	tell := u.state.onFree
 	u.state.Unlock()

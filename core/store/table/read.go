@@ -1,6 +1,7 @@
-package memtier
+package table
 
 import (
+	"math"
 	"slices"
 
 	"transferqueue/core/schema"
@@ -16,18 +17,32 @@ type deadRows struct{ from, n, next uint32 }
 
 // lease is one Read.
 type lease struct {
-	s       *Store
+	s       *Table
 	columns []store.Leased
 	pins    []uint32
-	done    bool // guarded by Store.mu
+	load    *loading // nil: nothing of it lies on disk
+	done    bool     // guarded by Table.mu
 }
 
 // Read implements store.Store. Columns that hold different kinds or dtypes among the samples give SchemaMismatch.
-func (s *Store) Read(name string, fields []string, samples []schema.Sample) (store.Lease, error) {
+func (s *Table) Read(name string, fields []string, samples []schema.Sample) (store.Lease, error) {
+	l, err := s.Pin(name, fields, samples)
+	if err != nil {
+		return nil, err
+	}
+	if err := l.(*lease).Load(); err != nil {
+		l.Release()
+		return nil, err
+	}
+	return l, nil
+}
+
+// Pin implements store.Pinner.
+func (s *Table) Pin(name string, fields []string, samples []schema.Sample) (store.Lease, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mu.closed {
-		return nil, tqerr.New(tqerr.InvalidState, "unit memory: the store is closed")
+		return nil, tqerr.New(tqerr.InvalidState, "unit: the store is closed")
 	}
 	runs := s.mu.scratch[:0]
 	ends := make([]int, len(fields))
@@ -58,9 +73,26 @@ func (s *Store) Read(name string, fields []string, samples []schema.Sample) (sto
 		l.columns[i] = store.Leased{Column: column, Runs: out[from:end:end]}
 		from = end
 	}
+	s.mu.clock++
+	field, row := 0, 0
 	for i, run := range runs {
+		for i == ends[field] {
+			field, row = field+1, 0
+		}
 		out[i] = store.Run{Rows: int(run.n), Block: s.blockLocked(run)}
 		l.pins[i] = s.pinLocked(run)
+		e := s.mu.extents.At(run.extent)
+		e.touched = s.mu.clock
+		if e.reads < math.MaxUint8 {
+			e.reads++
+		}
+		if e.tier == onDisk {
+			s.loadLaterLocked(l, &out[i], run, field, row)
+		}
+		row += int(run.n)
+	}
+	if l.load != nil {
+		l.load.name(name, fields, samples)
 	}
 	s.mu.leases++
 	return l, nil
@@ -80,7 +112,7 @@ func missingLocked(c *column, field string, sample schema.Sample) *store.Missing
 }
 
 // columnOfLocked describes the rows of runs as one column. Runs of one Uniform layout need no look at their rows.
-func (s *Store) columnOfLocked(field string, rows int, runs []rowRun) (schema.Column, error) {
+func (s *Table) columnOfLocked(field string, rows int, runs []rowRun) (schema.Column, error) {
 	if len(runs) == 0 {
 		return schema.Column{Field: field}, nil
 	}
@@ -128,7 +160,7 @@ func (s *Store) columnOfLocked(field string, rows int, runs []rowRun) (schema.Co
 	return out, nil
 }
 
-func (s *Store) pinLocked(r rowRun) uint32 {
+func (s *Table) pinLocked(r rowRun) uint32 {
 	e := s.mu.extents.At(r.extent)
 	id := s.mu.pins.New()
 	*s.mu.pins.At(id) = pin{extent: r.extent, from: r.from, n: r.n, next: e.pins}
@@ -139,7 +171,7 @@ func (s *Store) pinLocked(r rowRun) uint32 {
 	return id
 }
 
-func (s *Store) unpinLocked(id uint32) (extent uint32) {
+func (s *Table) unpinLocked(id uint32) (extent uint32) {
 	p := s.mu.pins.At(id)
 	extent = p.extent
 	if p.previous != 0 {
@@ -155,7 +187,7 @@ func (s *Store) unpinLocked(id uint32) (extent uint32) {
 }
 
 // coverLocked splits a run into parts that pins cover and parts that none does.
-func (s *Store) coverLocked(e *extent, r rowRun, part func(part rowRun, covered bool)) {
+func (s *Table) coverLocked(e *extent, r rowRun, part func(part rowRun, covered bool)) {
 	for at, end := r.from, r.from+r.n; at < end; {
 		coveredTo, freeTo := at, end
 		for id := e.pins; id != 0; {
@@ -198,7 +230,7 @@ func (l *lease) Release() {
 	}
 	l.pins = nil
 	slices.Sort(settle)
-	freed := int64(0)
+	freed := l.load.endLocked(s)
 	for _, extent := range slices.Compact(settle) {
 		freed += s.settleLocked(extent)
 	}
@@ -206,7 +238,7 @@ func (l *lease) Release() {
 }
 
 // settleLocked frees the zombies of an extent that no pin covers any more.
-func (s *Store) settleLocked(id uint32) (freed int64) {
+func (s *Table) settleLocked(id uint32) (freed int64) {
 	e := s.mu.extents.At(id)
 	was := e.dead
 	e.dead = 0

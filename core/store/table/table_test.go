@@ -1,4 +1,4 @@
-package memtier
+package table
 
 import (
 	"fmt"
@@ -27,7 +27,7 @@ func openArena(t testing.TB) *arena.Arena {
 
 func TestConformance(t *testing.T) {
 	storetest.Run(t, func(t *testing.T, o storetest.Options) store.Store {
-		return New(Options{Arena: openArena(t), Limit: o.MemoryLimit})
+		return New(Options{Memory: openArena(t), MemoryLimit: o.MemoryLimit})
 	})
 }
 
@@ -59,7 +59,7 @@ func batch(from int64, rows int) []schema.Sample {
 	return out
 }
 
-func put(t testing.TB, s *Store, columns []schema.Column, samples []schema.Sample) {
+func put(t testing.TB, s *Table, columns []schema.Column, samples []schema.Sample) {
 	t.Helper()
 	tx, err := s.Stage("p", columns)
 	require.NoError(t, err)
@@ -67,7 +67,7 @@ func put(t testing.TB, s *Store, columns []schema.Column, samples []schema.Sampl
 }
 
 func TestLimitText(t *testing.T) {
-	s := New(Options{Arena: openArena(t), Limit: 8 << 20})
+	s := New(Options{Memory: openArena(t), MemoryLimit: 8 << 20})
 	put(t, s, uniform(1, 6, 1<<18), batch(0, 6))
 	_, err := s.Stage("p", uniform(1, 3, 1<<18))
 	require.EqualError(t, err, "unit memory: 3145728 bytes needed, 6291456 of 8388608 used; clear samples or raise memory_limit_bytes")
@@ -75,7 +75,7 @@ func TestLimitText(t *testing.T) {
 }
 
 func TestCommitOfAnotherNumberOfSamplesPanics(t *testing.T) {
-	s := New(Options{Arena: openArena(t)})
+	s := New(Options{Memory: openArena(t)})
 	tx, err := s.Stage("p", uniform(1, 2, 3))
 	require.NoError(t, err)
 	require.Panics(t, func() { tx.Commit(batch(0, 3)) })
@@ -84,7 +84,7 @@ func TestCommitOfAnotherNumberOfSamplesPanics(t *testing.T) {
 }
 
 func TestLargeColumnsStartOnAPage(t *testing.T) {
-	s := New(Options{Arena: openArena(t)})
+	s := New(Options{Memory: openArena(t)})
 	tx, err := s.Stage("p", append(uniform(1, 1, 5), uniform(3, 1, 1<<15)[1:]...))
 	require.NoError(t, err)
 	require.Zero(t, tx.Blocks()[0].Offset%64)
@@ -103,7 +103,7 @@ func heap() int64 {
 }
 
 func TestClearedPartitionGivesItsGoMemoryBack(t *testing.T) {
-	s := New(Options{Arena: openArena(t)})
+	s := New(Options{Memory: openArena(t)})
 	columns := uniform(4, 1, 2)
 	before := heap()
 	const rows = 50_000
@@ -119,7 +119,7 @@ func TestClearedPartitionGivesItsGoMemoryBack(t *testing.T) {
 }
 
 func TestShapesAreNotCollected(t *testing.T) {
-	s := New(Options{Arena: openArena(t)})
+	s := New(Options{Memory: openArena(t)})
 	for i := range int64(100) {
 		put(t, s, uniform(1, 1, i), batch(i, 1))
 	}

@@ -1,10 +1,6 @@
-package memtier
+package table
 
-import (
-	"fmt"
-
-	"transferqueue/core/schema"
-)
+import "transferqueue/core/schema"
 
 const (
 	pageShift = 8
@@ -27,11 +23,12 @@ type partition struct{ columns map[string]*column }
 
 // column is the cells of one field, in pages so that the indexes of a partition may lie far apart.
 type column struct {
-	pages map[int64]*page
-	live  int64
+	partition, field string
+	pages            map[int64]*page
+	live             int64
 }
 
-func (s *Store) columnLocked(name, field string) *column {
+func (s *Table) columnLocked(name, field string) *column {
 	p := s.mu.partitions[name]
 	if p == nil {
 		p = &partition{columns: map[string]*column{}}
@@ -39,14 +36,14 @@ func (s *Store) columnLocked(name, field string) *column {
 	}
 	c := p.columns[field]
 	if c == nil {
-		c = &column{pages: map[int64]*page{}}
+		c = &column{partition: name, field: field, pages: map[int64]*page{}}
 		p.columns[field] = c
 	}
 	return c
 }
 
 // pageLocked returns the page with a key, a new one when there is none.
-func (s *Store) pageLocked(c *column, key int64) *page {
+func (s *Table) pageLocked(c *column, key int64) *page {
 	pg := c.pages[key]
 	if pg != nil {
 		return pg
@@ -60,62 +57,78 @@ func (s *Store) pageLocked(c *column, key int64) *page {
 	return pg
 }
 
-// Commit implements store.Staged. A row whose cell belongs to a newer generation is freed instead of bound: its sample is
-// gone already.
-func (tx *staged) Commit(samples []schema.Sample) {
-	s := tx.s
-	s.mu.Lock()
-	if tx.done {
-		s.mu.Unlock()
-		return
-	}
-	if len(tx.extents) > 0 && len(samples) != tx.rows {
-		s.mu.Unlock()
-		panic(fmt.Sprintf("memtier: commit of %d samples for %d rows", len(samples), tx.rows))
-	}
-	tx.done = true
-	s.mu.staged--
-	freed := int64(0)
-	for i, id := range tx.extents {
-		if id != 0 {
-			s.mu.extents.At(id).staged = false
-			freed += s.bindLocked(s.columnLocked(tx.partition, tx.fields[i]), id, samples)
-		}
-	}
-	s.unlockAndTell(freed)
-}
-
-// bindLocked points the cells of samples to the rows of an extent.
-func (s *Store) bindLocked(c *column, extent uint32, samples []schema.Sample) int64 {
+// bindLocked points the cells of samples to the rows of an extent, from a row on.
+func (s *Table) bindLocked(c *column, extent uint32, row int, samples []schema.Sample) int64 {
 	var f freer
-	added := 0
+	added, bound := 0, 0
+	newTier := s.mu.extents.At(extent).tier
 	for i := 0; i < len(samples); {
 		key := samples[i].Index >> pageShift
 		pg := s.pageLocked(c, key)
 		before := pg.live
 		for ; i < len(samples) && samples[i].Index>>pageShift == key; i++ {
 			to := &pg.cells[samples[i].Index&pageMask]
-			now := cell{extent, uint32(i), samples[i].Generation}
-			if to.extent == 0 {
+			now := cell{extent, uint32(row + i), samples[i].Generation}
+			switch {
+			case to.extent == 0:
 				pg.live++
-			} else if to.generation > now.generation {
+			case to.generation > now.generation:
+				s.noteBoundLocked(c, extent, row, samples, bound, i)
+				bound = i + 1
 				f.add(s, now)
 				continue
-			} else {
+			default:
+				if newTier != onDisk && s.mu.extents.At(to.extent).tier == onDisk {
+					s.mu.drops.add(s.opts.Disk, c, schema.Sample{Index: samples[i].Index, Generation: to.generation})
+				}
 				f.add(s, *to)
 			}
 			*to = now
 		}
 		added += pg.live - before
 	}
+	s.noteBoundLocked(c, extent, row, samples, bound, len(samples))
 	f.flush(s)
 	c.live += int64(added)
 	s.mu.cells += int64(added)
 	return f.freed
 }
 
+// noteBoundLocked tells the disk that the rows of a disk extent are cells now: those of samples [from, to).
+func (s *Table) noteBoundLocked(c *column, extent uint32, row int, samples []schema.Sample, from, to int) {
+	if from == to || s.mu.extents.At(extent).tier != onDisk {
+		return
+	}
+	run := rowRun{extent, uint32(row + from), uint32(to - from)}
+	column := s.columnOfRunLocked(run)
+	column.Field = c.field
+	s.mu.drops.flush(s.opts.Disk)
+	s.opts.Disk.Bind(c.partition, &column, samples[from:to], s.blockLocked(run), s.sumsLocked(run))
+}
+
+// dropper collects the cells of one column that leave the disk.
+type dropper struct {
+	column  *column
+	samples []schema.Sample
+}
+
+func (d *dropper) add(to Disk, c *column, sample schema.Sample) {
+	if d.column != c {
+		d.flush(to)
+		d.column = c
+	}
+	d.samples = append(d.samples, sample)
+}
+
+func (d *dropper) flush(to Disk) {
+	if len(d.samples) > 0 {
+		to.Drop(d.column.partition, d.column.field, d.samples)
+	}
+	d.column, d.samples = nil, d.samples[:0]
+}
+
 // Delete implements store.Store.
-func (s *Store) Delete(name string, fields []string, samples []schema.Sample) int64 {
+func (s *Table) Delete(name string, fields []string, samples []schema.Sample) int64 {
 	s.mu.Lock()
 	freed := int64(0)
 	if p := s.mu.partitions[name]; p != nil {
@@ -135,7 +148,7 @@ func (s *Store) Delete(name string, fields []string, samples []schema.Sample) in
 	return freed
 }
 
-func (s *Store) deleteLocked(p *partition, field string, samples []schema.Sample) int64 {
+func (s *Table) deleteLocked(p *partition, field string, samples []schema.Sample) int64 {
 	c := p.columns[field]
 	if c == nil {
 		return 0
@@ -154,6 +167,9 @@ func (s *Store) deleteLocked(p *partition, field string, samples []schema.Sample
 		for ; i < len(samples) && samples[i].Index>>pageShift == key; i++ {
 			at := &pg.cells[samples[i].Index&pageMask]
 			if at.extent != 0 && at.generation == samples[i].Generation {
+				if s.mu.extents.At(at.extent).tier == onDisk {
+					s.mu.drops.add(s.opts.Disk, c, samples[i])
+				}
 				f.add(s, *at)
 				*at = cell{}
 				pg.live--
@@ -177,7 +193,7 @@ func (s *Store) deleteLocked(p *partition, field string, samples []schema.Sample
 }
 
 // Has implements store.Store.
-func (s *Store) Has(name string, fields []string, samples []schema.Sample) bool {
+func (s *Table) Has(name string, fields []string, samples []schema.Sample) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := s.mu.partitions[name]

@@ -1,4 +1,4 @@
-package memtier
+package table
 
 import (
 	"encoding/binary"
@@ -17,6 +17,11 @@ type extent struct {
 	layout       uint32
 	pins         uint32 // first of the pins on it
 	dead         uint32 // first of its zombie ranges
+	sum          uint32 // of the only row, on disk
+	serial       uint32 // tells it from others that have had its number
+	touched      uint32 // Table.clock when it was written or read last
+	reads        uint8  // since it was written, no further than 255
+	tier         tier
 	staged       bool
 }
 
@@ -34,7 +39,7 @@ type layout struct {
 
 // layoutLocked finds or makes the layout of a column. One row is always shared: as a Uniform shape, or as an object of
 // a codec whose size is the extent's.
-func (s *Store) layoutLocked(c *schema.Column) uint32 {
+func (s *Table) layoutLocked(c *schema.Column) uint32 {
 	column := *c
 	if c.Rows == 1 {
 		column.Normalize()
@@ -74,16 +79,21 @@ func (s *Store) layoutLocked(c *schema.Column) uint32 {
 	return id
 }
 
-func (s *Store) newExtentLocked(c *schema.Column, b store.Block) uint32 {
+func (s *Table) newExtentLocked(c *schema.Column, b store.Block, t tier) uint32 {
 	lid := s.layoutLocked(c)
 	id := s.mu.extents.New()
+	if t == onDisk {
+		s.mu.counters.DiskCells += int64(c.Rows)
+	}
+	s.mu.serial++
 	*s.mu.extents.At(id) = extent{
-		offset: b.Offset, size: b.Size, segment: b.Segment, rows: uint32(c.Rows), live: uint32(c.Rows), layout: lid, staged: true,
+		offset: b.Offset, size: b.Size, segment: b.Segment, rows: uint32(c.Rows), live: uint32(c.Rows), layout: lid,
+		serial: s.mu.serial, touched: s.mu.clock, tier: t, staged: true,
 	}
 	return id
 }
 
-func (s *Store) dropExtentLocked(id uint32) {
+func (s *Table) dropExtentLocked(id uint32) {
 	lid := s.mu.extents.At(id).layout
 	l := s.mu.layouts.At(lid)
 	if l.refs--; l.refs == 0 {
@@ -92,11 +102,12 @@ func (s *Store) dropExtentLocked(id uint32) {
 		}
 		s.mu.layouts.Free(lid)
 	}
+	delete(s.mu.sums, id)
 	s.mu.extents.Free(id)
 }
 
 // blockLocked is where the rows of a run lie.
-func (s *Store) blockLocked(r rowRun) store.Block {
+func (s *Table) blockLocked(r rowRun) store.Block {
 	e := s.mu.extents.At(r.extent)
 	b := store.Block{Segment: e.segment, Offset: e.offset, Size: e.size}
 	if r.n == e.rows {
@@ -112,9 +123,12 @@ func (s *Store) blockLocked(r rowRun) store.Block {
 }
 
 // freeRowsLocked ends live rows. What leases cover becomes a zombie, the rest is free at once; it returns those bytes.
-func (s *Store) freeRowsLocked(r rowRun) (freed int64) {
+func (s *Table) freeRowsLocked(r rowRun) (freed int64) {
 	e := s.mu.extents.At(r.extent)
 	e.live -= r.n
+	if e.tier == onDisk {
+		s.mu.counters.DiskCells -= int64(r.n)
+	}
 	if e.pins == 0 {
 		freed = s.releaseLocked(r)
 	} else {
@@ -135,11 +149,15 @@ func (s *Store) freeRowsLocked(r rowRun) (freed int64) {
 	return freed
 }
 
-// releaseLocked returns the memory of rows.
-func (s *Store) releaseLocked(r rowRun) int64 {
-	b := s.blockLocked(r)
-	s.arena.Free(b.Segment, b.Offset, b.Size)
-	s.mu.used -= b.Size
+// releaseLocked returns the bytes of rows.
+func (s *Table) releaseLocked(r rowRun) int64 {
+	b, t := s.blockLocked(r), s.mu.extents.At(r.extent).tier
+	if t == onDisk {
+		s.opts.Disk.Free(b)
+	} else {
+		s.freeBlockLocked(b)
+	}
+	s.mu.used[t] -= b.Size
 	return b.Size
 }
 
@@ -149,7 +167,7 @@ type freer struct {
 	freed int64
 }
 
-func (f *freer) add(s *Store, c cell) {
+func (f *freer) add(s *Table, c cell) {
 	if c.extent == f.run.extent && c.row == f.run.from+f.run.n {
 		f.run.n++
 		return
@@ -158,9 +176,25 @@ func (f *freer) add(s *Store, c cell) {
 	f.run = rowRun{c.extent, c.row, 1}
 }
 
-func (f *freer) flush(s *Store) {
+func (f *freer) flush(s *Table) {
 	if f.run.n > 0 {
 		f.freed += s.freeRowsLocked(f.run)
 	}
 	f.run = rowRun{}
+}
+
+// columnOfRunLocked describes the rows of a run, without a field.
+func (s *Table) columnOfRunLocked(r rowRun) schema.Column {
+	e := s.mu.extents.At(r.extent)
+	c := s.mu.layouts.At(e.layout).column
+	switch {
+	case c.Form == schema.Uniform:
+		c.Rows = int(r.n)
+		return c
+	case c.Form == schema.Objects && c.Sizes == nil:
+		c.Sizes = []int64{e.size}
+		return c
+	default:
+		return rowsOfColumn(&c, int(r.from), int(r.from+r.n))
+	}
 }

@@ -1,4 +1,4 @@
-package memtier
+package table
 
 import (
 	"math/rand/v2"
@@ -19,7 +19,7 @@ func perCell(b *testing.B) {
 }
 
 func BenchmarkCommit(b *testing.B) {
-	s := New(Options{Arena: openArena(b)})
+	s := New(Options{Memory: openArena(b)})
 	columns, samples := uniform(benchFields, benchRows, 512), batch(0, benchRows)
 	for b.Loop() {
 		b.StopTimer()
@@ -38,7 +38,7 @@ func BenchmarkCommit(b *testing.B) {
 }
 
 func BenchmarkStageAbort(b *testing.B) {
-	s := New(Options{Arena: openArena(b)})
+	s := New(Options{Memory: openArena(b)})
 	columns := uniform(benchFields, benchRows, 512)
 	for b.Loop() {
 		tx, err := s.Stage("p", columns)
@@ -52,7 +52,7 @@ func BenchmarkStageAbort(b *testing.B) {
 }
 
 func BenchmarkOverwrite(b *testing.B) {
-	s := New(Options{Arena: openArena(b)})
+	s := New(Options{Memory: openArena(b)})
 	columns, samples := uniform(benchFields, benchRows, 512), batch(0, benchRows)
 	for b.Loop() {
 		put(b, s, columns, samples)
@@ -62,7 +62,7 @@ func BenchmarkOverwrite(b *testing.B) {
 }
 
 func BenchmarkDelete(b *testing.B) {
-	s := New(Options{Arena: openArena(b)})
+	s := New(Options{Memory: openArena(b)})
 	columns, samples := uniform(benchFields, benchRows, 512), batch(0, benchRows)
 	for b.Loop() {
 		b.StopTimer()
@@ -74,7 +74,7 @@ func BenchmarkDelete(b *testing.B) {
 	_ = s.Close()
 }
 
-func benchRead(b *testing.B, s *Store, fields []string, samples []schema.Sample) {
+func benchRead(b *testing.B, s *Table, fields []string, samples []schema.Sample) {
 	for b.Loop() {
 		l, err := s.Read("p", fields, samples)
 		if err != nil {
@@ -100,13 +100,13 @@ func BenchmarkRead(b *testing.B) {
 	for name, columns := range map[string][]schema.Column{"uniform": uniform(benchFields, benchRows, 512), "ragged": ragged} {
 		for order, samples := range map[string][]schema.Sample{"inOrder": batch(0, benchRows), "shuffled": shuffled} {
 			b.Run(name+"/"+order, func(b *testing.B) {
-				s := New(Options{Arena: openArena(b)})
+				s := New(Options{Memory: openArena(b)})
 				put(b, s, columns, batch(0, benchRows))
 				benchRead(b, s, names(columns), samples)
 			})
 		}
 		b.Run(name+"/singlePuts", func(b *testing.B) {
-			s := New(Options{Arena: openArena(b)})
+			s := New(Options{Memory: openArena(b)})
 			for i := range benchRows {
 				one := make([]schema.Column, len(columns))
 				for j := range one {

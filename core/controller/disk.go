@@ -1,0 +1,109 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"math"
+	"slices"
+
+	"transferqueue/core/catalog"
+	"transferqueue/core/schema"
+	"transferqueue/core/store"
+	"transferqueue/core/tqerr"
+	"transferqueue/core/unit"
+	"transferqueue/core/wire"
+)
+
+// writesDisk reports whether staged rows have to go to disk before the write can be committed.
+func (t *txn) writesDisk() bool {
+	return slices.ContainsFunc(t.shares, func(sh share) bool { return sh.staged != nil && store.Writes(sh.staged) })
+}
+
+// prepare writes what goes to disk on all units, all or nothing: when it fails, the write is aborted.
+func (t *txn) prepare(ctx context.Context) error {
+	err := prepareShares(ctx, t.shares)
+	if err != nil {
+		t.abort()
+	}
+	return err
+}
+
+// prepareShares writes what goes to disk of staged shares. The caller aborts all when it fails.
+func prepareShares(ctx context.Context, shares []share) error {
+	elsewhere := slices.ContainsFunc(shares, func(sh share) bool { return sh.unit.waits() })
+	return together(ctx, len(shares), elsewhere, func(_ context.Context, i int) error {
+		if shares[i].staged == nil {
+			return nil
+		}
+		return store.Prepare(shares[i].staged)
+	})
+}
+
+// prepareResults does the same for the results of a transformation.
+func (t *txn) prepareResults(ctx context.Context, results []*unit.Transformed) error {
+	shares := slices.Clone(t.shares)
+	for i := range shares {
+		shares[i].staged = results[i].Staged
+	}
+	return prepareShares(ctx, shares)
+}
+
+// onDisk reports whether a write can have to do with disks.
+func (t *txn) onDisk() bool {
+	for _, sh := range t.shares {
+		if sh.unit.Stats().DiskLimit > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// named gives an error about a damaged value the key of its sample.
+func (s *Server) named(partition string, err error) error {
+	var d *store.DamagedError
+	if !errors.As(err, &d) {
+		return err
+	}
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	sample := ""
+	if keys, known, err := s.mu.cat.KeysOf(partition, []int64{d.Sample.Index}); err == nil && known[0] {
+		sample = "key \"" + keys[0] + "\""
+	}
+	if sample == "" {
+		return tqerr.New(tqerr.Corruption, "%v", err)
+	}
+	return tqerr.New(tqerr.Corruption, "partition %q: %s: field %q: the value on disk is damaged: %v", partition, sample, d.Field, d.Cause)
+}
+
+// advise answers units that have to move cells. It is called without any lock of theirs.
+func (s *Server) advise(partition string, samples []schema.Sample, uses []store.Use) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	s.mu.cat.Uses(partition, samples, func(i int, u catalog.Use) {
+		switch u {
+		case catalog.Consumed:
+			uses[i] = store.Consumed
+		case catalog.Unready:
+			uses[i] = store.Unready
+		default:
+			uses[i] = store.Wanted
+		}
+	})
+}
+
+// unlimited turns the figure of a disk without a limit into that of users.
+func unlimited(limit int64) int64 {
+	if limit == math.MaxInt64 {
+		return 0
+	}
+	return limit
+}
+
+// countDisk fills in what a unit with a disk counts.
+func countDisk(u node, info *wire.UnitInfo) {
+	n := u.Counters()
+	info.DiskCells, info.DiskPhysical = n.DiskCells, n.DiskPhysical
+	info.SpilledBytes, info.PromotedBytes = n.SpilledBytes, n.PromotedBytes
+	info.CompactedBytes, info.FallbackCells = n.CompactedBytes, n.FallbackCells
+}

@@ -1,0 +1,366 @@
+package table
+
+import (
+	"fmt"
+
+	"transferqueue/core/schema"
+	"transferqueue/core/store"
+	"transferqueue/core/tqerr"
+)
+
+// staged is a reservation: one extent per column that the writer fills, 0 for a column without rows, and the places on disk
+// of the rows that go there.
+type staged struct {
+	s         *Table
+	partition string
+	columns   []schema.Column
+	extents   []uint32
+	blocks    []store.Block
+	parts     []diskPart
+	rows      int
+	memory    int64 // bytes in memory and in scratch space that are staging only
+	outside   int64
+	disk      int64 // bytes reserved on disk and not yet those of an extent
+	prepared  bool
+	done      bool // guarded by Table.mu
+}
+
+// diskPart is a number of consecutive rows of a column that go to disk.
+type diskPart struct {
+	column   int
+	from, to int
+	bytes    store.Block // in the block the writer fills, relative to it
+	extent   uint32      // 0 until Prepare
+}
+
+var _ store.Preparer = (*staged)(nil)
+
+// Stage implements store.Store.
+func (s *Table) Stage(partition string, columns []schema.Column) (store.Staged, error) {
+	sizes, err := measure(columns)
+	if err != nil {
+		return nil, err
+	}
+	tx := &staged{s: s, partition: partition, columns: columns}
+	tx.extents, tx.blocks = make([]uint32, len(columns)), make([]store.Block, len(columns))
+	if len(columns) > 0 {
+		tx.rows = columns[0].Rows
+	}
+	if s.opts.Disk != nil {
+		forced := s.tooLarge(sizes)
+		for i := range columns {
+			tx.split(i, sizes[i], forced != nil && forced[i])
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.closed {
+		return nil, tqerr.New(tqerr.InvalidState, "unit: the store is closed")
+	}
+	if err := s.reserveLocked(tx, sizes); err != nil {
+		return nil, err
+	}
+	for i := range columns {
+		if tx.rows > 0 {
+			tx.extents[i] = s.newExtentLocked(&columns[i], tx.blocks[i], tierOf(tx.blocks[i]))
+		}
+	}
+	s.mu.staged++
+	return tx, nil
+}
+
+func tierOf(b store.Block) tier {
+	if b.Segment >= ScratchSegments {
+		return inScratch
+	}
+	return inMemory
+}
+
+// tooLarge says which columns go to disk as a whole because memory could not hold all of them, were it empty: the largest.
+func (s *Table) tooLarge(sizes []int64) []bool {
+	total := int64(0)
+	for _, size := range sizes {
+		total += size
+	}
+	if limit := s.opts.MemoryLimit; limit == 0 || (total <= limit && total >= 0) {
+		return nil
+	}
+	out := make([]bool, len(sizes))
+	for range sizes {
+		k := -1
+		for i, size := range sizes {
+			if !out[i] && (k < 0 || size > sizes[k]) {
+				k = i
+			}
+		}
+		if out[k], total = true, total-sizes[k]; total <= s.opts.MemoryLimit && total >= 0 {
+			break
+		}
+	}
+	return out
+}
+
+// split finds the rows of a column that go to disk.
+func (tx *staged) split(i int, size int64, all bool) {
+	c, threshold := &tx.columns[i], tx.s.opts.Threshold
+	add := func(from, to int, offset, n int64) {
+		tx.parts = append(tx.parts, diskPart{column: i, from: from, to: to, bytes: store.Block{Offset: offset, Size: n}})
+		tx.disk += n
+	}
+	switch {
+	case c.Rows == 0:
+		return
+	case all || (c.Form == schema.Uniform && c.RowBytes() >= threshold):
+		add(0, c.Rows, 0, size)
+		return
+	case c.Form == schema.Uniform:
+		return
+	}
+	offsets := c.Offsets()
+	for from := 0; from < c.Rows; from++ {
+		to := from
+		for to < c.Rows && offsets[to+1]-offsets[to] >= threshold {
+			to++
+		}
+		if to > from {
+			add(from, to, offsets[from], offsets[to]-offsets[from])
+			from = to
+		}
+	}
+}
+
+// reserveLocked allocates all blocks or none.
+func (s *Table) reserveLocked(tx *staged, sizes []int64) error {
+	need := int64(0)
+	for _, size := range sizes {
+		need += size
+		if need < 0 {
+			return tqerr.New(tqerr.InvalidArgument, "the columns have more bytes than 64 bit can count")
+		}
+	}
+	diskBound := make([]int64, len(sizes))
+	for i := range tx.parts {
+		diskBound[tx.parts[i].column] += tx.parts[i].bytes.Size
+	}
+	outside := s.scratchColumnsLocked(sizes, diskBound, need)
+	for i, size := range sizes {
+		if outside != nil && outside[i] {
+			need -= size
+			tx.outside += size
+		}
+	}
+	if err := s.diskRoomLocked(tx.disk + tx.outside); err != nil {
+		return err
+	}
+	if limit := s.opts.MemoryLimit; limit > 0 && need > limit-s.memoryInUseLocked() {
+		return s.noMemoryLocked(need)
+	}
+	for i, size := range sizes {
+		var err error
+		if outside != nil && outside[i] {
+			tx.blocks[i], err = s.opts.Scratch.Alloc(size)
+		} else {
+			tx.blocks[i], err = s.allocLocked(size)
+			tx.memory += diskBound[i]
+		}
+		if err != nil {
+			for _, done := range tx.blocks[:i] {
+				s.freeBlockLocked(done)
+			}
+			return err
+		}
+	}
+	s.mu.used[inMemory] += need - tx.memory
+	s.mu.used[onDisk] += tx.disk
+	s.mu.staging += tx.memory
+	s.mu.outside += tx.outside
+	return nil
+}
+
+func (s *Table) noMemoryLocked(need int64) error {
+	return tqerr.New(tqerr.ResourceExhausted, "unit memory: %d bytes needed, %d of %d used; clear samples or raise memory_limit_bytes",
+		need, s.memoryInUseLocked(), s.opts.MemoryLimit)
+}
+
+// scratchColumnsLocked says which columns are staged in scratch space: those that go to disk as a whole, when memory has no
+// room for all columns.
+func (s *Table) scratchColumnsLocked(sizes, diskBound []int64, need int64) []bool {
+	limit := s.opts.MemoryLimit
+	if s.opts.Scratch == nil || limit == 0 || need <= limit-s.memoryInUseLocked() {
+		return nil
+	}
+	out := make([]bool, len(sizes))
+	for i := range sizes {
+		out[i] = sizes[i] > 0 && sizes[i] == diskBound[i]
+	}
+	return out
+}
+
+func (s *Table) allocLocked(size int64) (store.Block, error) {
+	b, err := s.arena.Alloc(size)
+	return store.Block(b), err
+}
+
+func (s *Table) freeBlockLocked(b store.Block) {
+	switch {
+	case b.Size == 0:
+	case b.Segment >= ScratchSegments:
+		s.opts.Scratch.Free(b)
+	default:
+		s.arena.Free(b.Segment, b.Offset, b.Size)
+	}
+}
+
+// Blocks implements store.Staged.
+func (tx *staged) Blocks() []store.Block { return tx.blocks }
+
+// Writes implements store.Preparer.
+func (tx *staged) Writes() bool { return len(tx.parts) > 0 && !tx.prepared }
+
+// Prepare implements store.Preparer: it writes what goes to disk.
+func (tx *staged) Prepare() error {
+	s := tx.s
+	if tx.prepared || len(tx.parts) == 0 {
+		return nil
+	}
+	blocks := make([]store.Block, 0, len(tx.parts))
+	sums := make([][]uint32, len(tx.parts))
+	var err error
+	for i := range tx.parts {
+		p := &tx.parts[i]
+		var b store.Block
+		if b, err = s.opts.Disk.Alloc(p.bytes.Size); err != nil {
+			break
+		}
+		blocks = append(blocks, b)
+		data := s.Bytes(tx.blocks[p.column])[p.bytes.Offset : p.bytes.Offset+p.bytes.Size]
+		column := rowsOfColumn(&tx.columns[p.column], p.from, p.to)
+		if sums[i], err = s.writeSummed(b, &column, data); err != nil {
+			break
+		}
+	}
+	if err == nil {
+		err = s.opts.Disk.Secure(blocks, len(tx.columns)*tx.rows)
+	}
+	s.mu.Lock()
+	if err != nil {
+		for _, b := range blocks {
+			s.opts.Disk.Free(b)
+		}
+		s.unlockAndTell(0)
+		return err
+	}
+	defer s.mu.Unlock()
+	for i := range tx.parts {
+		p := &tx.parts[i]
+		column := rowsOfColumn(&tx.columns[p.column], p.from, p.to)
+		p.extent = s.newExtentLocked(&column, blocks[i], onDisk)
+		s.setSumsLocked(p.extent, sums[i])
+	}
+	tx.prepared, tx.disk = true, 0
+	return nil
+}
+
+// rowsOfColumn is the rows [from, to) of a column.
+func rowsOfColumn(c *schema.Column, from, to int) schema.Column {
+	if from == 0 && to == c.Rows {
+		return *c
+	}
+	return c.Slice(from, to)
+}
+
+// Abort implements store.Staged.
+func (tx *staged) Abort() {
+	s := tx.s
+	s.mu.Lock()
+	freed := int64(0)
+	if !tx.done {
+		tx.done = true
+		s.mu.staged--
+		freed = tx.endStagingLocked()
+		for _, id := range tx.extents {
+			if id != 0 {
+				freed += s.freeRowsLocked(rowRun{id, 0, s.mu.extents.At(id).rows})
+			}
+		}
+		for i := range tx.parts {
+			if id := tx.parts[i].extent; id != 0 {
+				freed += s.freeRowsLocked(rowRun{id, 0, s.mu.extents.At(id).rows})
+			}
+		}
+	}
+	s.unlockAndTell(freed)
+}
+
+// endStagingLocked makes the extents of a write count as what they are, so that freeing their rows balances, and gives back
+// what was reserved on disk for rows that have no extent there. It returns those bytes.
+func (tx *staged) endStagingLocked() int64 {
+	s := tx.s
+	s.mu.staging -= tx.memory
+	s.mu.outside -= tx.outside
+	s.mu.used[inMemory] += tx.memory
+	s.mu.used[inScratch] += tx.outside
+	s.mu.used[onDisk] -= tx.disk
+	return tx.disk
+}
+
+// Commit implements store.Staged. A row whose cell belongs to a newer generation is freed instead of bound: its sample is
+// gone already. Rows that go to disk are written first when Prepare was not called; those that cannot be stay in memory.
+func (tx *staged) Commit(samples []schema.Sample) {
+	s := tx.s
+	if len(tx.extents) > 0 && len(samples) != tx.rows {
+		if s.open(tx) {
+			panic(fmt.Sprintf("table: commit of %d samples for %d rows", len(samples), tx.rows))
+		}
+		return
+	}
+	fallback := int64(0)
+	if s.open(tx) && tx.Prepare() != nil {
+		for i := range tx.parts {
+			fallback += int64(tx.parts[i].to - tx.parts[i].from)
+		}
+		tx.parts = nil
+	}
+	s.mu.Lock()
+	if tx.done {
+		s.mu.Unlock()
+		return
+	}
+	tx.done = true
+	s.mu.staged--
+	s.mu.clock++
+	s.mu.counters.FallbackCells += fallback
+	freed := tx.endStagingLocked()
+	part := 0
+	for i, id := range tx.extents {
+		if id == 0 {
+			continue
+		}
+		s.mu.extents.At(id).staged = false
+		c := s.columnLocked(tx.partition, tx.columns[i].Field)
+		at := 0
+		for ; part < len(tx.parts) && tx.parts[part].column == i; part++ {
+			p := &tx.parts[part]
+			freed += s.bindLocked(c, id, at, samples[at:p.from])
+			s.mu.extents.At(p.extent).staged = false
+			freed += s.bindLocked(c, p.extent, 0, samples[p.from:p.to])
+			if n := s.freeRowsLocked(rowRun{id, uint32(p.from), uint32(p.to - p.from)}); s.opts.MemoryLimit > 0 {
+				freed += n // it was staging: room only where there is a limit
+			}
+			s.mu.counters.WrittenCells += int64(p.to - p.from)
+			s.mu.counters.WrittenBytes += p.bytes.Size
+			at = p.to
+		}
+		if at < tx.rows {
+			freed += s.bindLocked(c, id, at, samples[at:])
+		}
+	}
+	s.unlockAndTell(freed)
+}
+
+// open reports whether a write has neither been committed nor aborted.
+func (s *Table) open(tx *staged) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !tx.done
+}

@@ -1,0 +1,109 @@
+package table
+
+import (
+	"hash/crc32"
+
+	"transferqueue/core/schema"
+	"transferqueue/core/store"
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// sumStep is how many bytes are summed before they are written, or after they were read: as many as stay in the cache.
+const sumStep = 256 << 10
+
+// setSumsLocked keeps the checksums of a disk extent: one in its record, several beside it.
+func (s *Table) setSumsLocked(id uint32, sums []uint32) {
+	if len(sums) == 1 {
+		s.mu.extents.At(id).sum = sums[0]
+		return
+	}
+	s.mu.sums[id] = sums
+}
+
+// sumsLocked are the checksums of a run. The caller must not modify them.
+func (s *Table) sumsLocked(r rowRun) []uint32 {
+	if e := s.mu.extents.At(r.extent); e.rows == 1 {
+		return []uint32{e.sum}
+	}
+	return s.mu.sums[r.extent][r.from : r.from+r.n]
+}
+
+// summer makes one CRC32C per row of a column whose bytes come in pieces.
+type summer struct {
+	ends []int64 // of the rows in the column; nil when all have width bytes
+	wide int64
+	rows int
+	sums []uint32
+	at   int64
+	row  int
+}
+
+func newSummer(c *schema.Column) *summer {
+	o := &summer{rows: c.Rows, sums: make([]uint32, c.Rows)}
+	if c.Form == schema.Uniform {
+		o.wide = c.RowBytes()
+	} else {
+		o.ends = c.Offsets()[1:]
+	}
+	return o
+}
+
+func (o *summer) end() int64 {
+	if o.ends == nil {
+		return int64(o.row+1) * o.wide
+	}
+	return o.ends[o.row]
+}
+
+// add takes the next bytes of the column.
+func (o *summer) add(data []byte) {
+	for len(data) > 0 {
+		for o.at == o.end() {
+			o.row++
+		}
+		n := min(int64(len(data)), o.end()-o.at)
+		o.sums[o.row] = crc32.Update(o.sums[o.row], castagnoli, data[:n])
+		o.at, data = o.at+n, data[n:]
+	}
+}
+
+// checksums returns one CRC32C per row of a column.
+func checksums(c *schema.Column, data []byte) []uint32 {
+	o := newSummer(c)
+	o.add(data)
+	return o.sums
+}
+
+// writeSummed writes the rows of a column and returns their checksums.
+func (s *Table) writeSummed(b store.Block, c *schema.Column, data []byte) ([]uint32, error) {
+	o := newSummer(c)
+	for from := int64(0); from < b.Size; from += sumStep {
+		part := data[from:min(b.Size, from+sumStep)]
+		o.add(part)
+		err := s.opts.Disk.Write(store.Block{Segment: b.Segment, Offset: b.Offset + from, Size: int64(len(part))}, part)
+		if err != nil {
+			return nil, err
+		}
+	}
+	return o.sums, nil
+}
+
+// readSummed reads the rows of a column and returns the first that has not its checksum, -1 when all have.
+func (s *Table) readSummed(b store.Block, c *schema.Column, to []byte, want []uint32) (bad int, err error) {
+	o := newSummer(c)
+	for from := int64(0); from < b.Size; from += sumStep {
+		part := to[from:min(b.Size, from+sumStep)]
+		err := s.opts.Disk.Read(store.Block{Segment: b.Segment, Offset: b.Offset + from, Size: int64(len(part))}, part)
+		if err != nil {
+			return -1, err
+		}
+		o.add(part)
+	}
+	for i := range o.sums {
+		if o.sums[i] != want[i] {
+			return i, nil
+		}
+	}
+	return -1, nil
+}
