@@ -51,3 +51,4 @@ class Op(IntEnum):
     UNIT_DELETE = 42
     UNIT_TRANSFORM = 43
     UNIT_STATS = 44
+    UNIT_PREPARE = 45
