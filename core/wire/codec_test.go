@@ -92,6 +92,7 @@ func samples() []any {
 		&UnitDeleteRequest{Partition: text, Fields: Strings{}, Samples: *named},
 		&UnitTransformRequest{Txn: 2, Partition: text, Samples: *named, Keys: keys(2), Rows: 2, Columns: []Column{objects}, Operand: 1,
 			Update: true, Merge: "add", Callable: []byte{0}, WaitMS: 30000},
+		&UnitStatsRequest{Wait: true, Memory: 1, Disk: 2},
 		&UnitReply{Stats: UnitStats{Count: 3, MemoryUsed: 1 << 40, Leases: 2, Scratch: 5, Disk: UnitDisk{Cells: 1, Fallback: 6}}, Blocks: []Block{{Segment: 1, Size: 8}}, Filled: true,
 			Columns: []UnitColumn{{Column: free, Runs: []UnitRun{{Rows: 2, Block: Block{Offset: 64, Size: 12}}}}, {Column: Column{Field: "none"}}},
 			Missing: &MissingCell{Field: "x", Index: 4, Generation: 7, Stale: true}, Writes: true,

@@ -80,6 +80,13 @@ type UnitTransformRequest struct {
 	WaitMS    int64 // how long the result may wait for memory
 }
 
+// UnitStatsRequest asks for what the unit holds; with Wait, for the moment when that is less memory or disk than the given.
+type UnitStatsRequest struct {
+	Wait   bool
+	Memory int64
+	Disk   int64
+}
+
 // UnitReply answers every request of a controller that did not fail. Stats are those after the request.
 type UnitReply struct {
 	Stats   UnitStats

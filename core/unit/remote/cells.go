@@ -64,6 +64,7 @@ func (u *Unit) Stage(ctx context.Context, partition string, columns []schema.Col
 			s.Abort()
 		case tqerr.CodeOf(err) == tqerr.ResourceExhausted:
 			_ = u.Sync(ctx) // a refusal does not say what the unit holds, and placement should not ask it again at once
+			u.listen()
 		}
 		return nil, err
 	}

@@ -78,8 +78,6 @@ func (l *life) stats() wire.UnitStats {
 	}
 }
 
-func (l *life) report(*request) (*wire.UnitReply, error) { return nil, nil }
-
 // samplesOf reads samples from a message, whose two lists must match.
 func samplesOf(s *wire.Samples) ([]schema.Sample, error) {
 	if len(s.Indexes) != len(s.Generations) {

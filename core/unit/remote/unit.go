@@ -43,6 +43,9 @@ type Unit struct {
 		stats  wire.UnitStats
 		onFree []func()
 		lost   error
+
+		listening bool // a request of listen is with the unit
+		again     bool // another one has to follow
 	}
 }
 
@@ -149,7 +152,7 @@ func (u *Unit) OnFree(fn func()) {
 
 // Sync waits until the unit has executed everything that was put in line before.
 func (u *Unit) Sync(ctx context.Context) error {
-	return u.post(wire.OpUnitStats, &wire.UnitOpenRequest{}, nil).wait(ctx)
+	return u.post(wire.OpUnitStats, &wire.UnitStatsRequest{}, nil).wait(ctx)
 }
 
 // Disconnect ends the connection. The unit drops what is staged and leased; its cells stay.
@@ -174,6 +177,7 @@ type answer struct {
 	reply   wire.UnitReply
 	payload []byte
 	err     error
+	listens bool        // it is the answer to listen
 	must    atomic.Bool // an error means that the unit cannot be used
 }
 
@@ -184,7 +188,10 @@ func (u *Unit) post(op wire.Op, body any, payload []byte) *answer {
 
 // postFor puts a request in line whose work is given so much time, 0: any.
 func (u *Unit) postFor(timeout time.Duration, op wire.Op, body any, payload []byte) *answer {
-	a := &answer{u: u, done: make(chan struct{})}
+	return u.postAs(&answer{u: u, done: make(chan struct{})}, timeout, op, body, payload)
+}
+
+func (u *Unit) postAs(a *answer, timeout time.Duration, op wire.Op, body any, payload []byte) *answer {
 	raw, err := wire.Marshal(body)
 	if err == nil {
 		// A frame that is refused later would leave a hole in the numbers.
@@ -225,6 +232,7 @@ func (a *answer) settle(reply *wire.Reply, err error) {
 		err = wire.Unmarshal(reply.Body, &a.reply)
 		a.payload = reply.Payload
 	}
+	again := a.listens && a.u.heard()
 	switch tqerr.CodeOf(err) {
 	case tqerr.OK:
 		a.u.learn(&a.reply.Stats)
@@ -234,6 +242,9 @@ func (a *answer) settle(reply *wire.Reply, err error) {
 	a.err = err
 	close(a.done)
 	a.insist()
+	if again && err == nil {
+		a.u.listen()
+	}
 }
 
 // learn keeps the latest counts of the unit, and tells of memory that was freed.
