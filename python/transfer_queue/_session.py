@@ -240,7 +240,7 @@ def _open_with_ray(conf: Any, mode: str) -> Session:
 
 def _refuse_what_is_missing(conf: Any) -> None:
     """Raise for a configuration that asks for something this release does not have; ignoring it could lose data."""
-    asked = {
+    asked: dict[str, Any] = {
         "TQ_ADDRESS": os.environ.get("TQ_ADDRESS") or None,
     }
     backend = conf["backend"].get("storage_backend")

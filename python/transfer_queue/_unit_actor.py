@@ -38,7 +38,8 @@ class UnitActor:
             if isinstance(config, int) and not isinstance(config, bool):
                 config, storage_unit_size = None, config
             memory, samples = _limits(config, storage_unit_size)
-            self._host = UnitHost(name or f"TQ_STORAGE_UNIT_{uuid.uuid4().hex[:8]}", memory, samples, storage=config)
+            storage = None if isinstance(config, bool) else config
+            self._host = UnitHost(name or f"TQ_STORAGE_UNIT_{uuid.uuid4().hex[:8]}", memory, samples, storage=storage)
         except BaseException as error:
             self._failed = error  # an error of the constructor would reach nobody as what it is
 
