@@ -108,7 +108,15 @@ def snapshot(partition_id: Any, timeout: float) -> Call[PartitionSnapshot | None
 
 
 def _read(
-    partition: str, samples: Any, tags: Any, reserved: Any, keys: Any, key_indexes: Any, fields: Any, tasks: Any, *_: Any
+    partition: str,
+    samples: Any,
+    tags: Any,
+    reserved: Any,
+    keys: Any,
+    key_indexes: Any,
+    fields: Any,
+    tasks: Any,
+    *_: Any,
 ) -> PartitionSnapshot:
     indexes, pre_allocated = _read_ints(samples[0]), _read_ints(reserved)
     keys_mapping = dict(zip(_calls.decode(keys) if keys else [], _read_ints(key_indexes), strict=True))

@@ -91,7 +91,7 @@ _inherited = ""  # what Ray calls the process that this one was forked from
 
 
 def _connection() -> str:
-    """What Ray calls this process and its node. Of a driver the first is the same in every cluster, the node never is."""
+    """What Ray calls this process and its node. A driver has the same name in every cluster, a node never has."""
     here = ray_module().get_runtime_context()
     return f"{here.get_node_id()}/{here.get_worker_id()}"
 

@@ -21,7 +21,9 @@ def ask(ray: Any, tq: Any) -> Callable[..., Any]:
 
 def _fill(tq: Any) -> None:
     """key0 and key1 with x, key1 with ragged y too."""
-    tq.kv_batch_put(["key0", "key1"], "p", TensorDict({"x": torch.arange(2)}, batch_size=[2]), tags=[{"n": 0}, {"n": 1}])
+    tq.kv_batch_put(
+        ["key0", "key1"], "p", TensorDict({"x": torch.arange(2)}, batch_size=[2]), tags=[{"n": 0}, {"n": 1}]
+    )
     tq.kv_put("key1", "p", {"y": torch.ones(3)})
 
 

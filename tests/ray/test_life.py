@@ -59,8 +59,9 @@ def test_ray_is_shut_down_first_and_started_again_and_the_program_ends_without_c
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Any]:
     """Ray with three nodes, two of which have the resource "disk"."""
-    import ray
     from ray.cluster_utils import Cluster
+
+    import ray
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:

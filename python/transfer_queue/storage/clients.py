@@ -71,7 +71,9 @@ class StorageClientFactory:
 
         def known(made: _Class) -> _Class:
             if not (isinstance(made, type) and issubclass(made, StorageKVClient)):
-                raise WrongTypeError(f"storage client {client_type!r}: got {made!r}, want a subclass of StorageKVClient")
+                raise WrongTypeError(
+                    f"storage client {client_type!r}: got {made!r}, want a subclass of StorageKVClient"
+                )
             cls._known[client_type] = made
             return made
 

@@ -102,7 +102,7 @@ class StorageManager(ABC):
         name = type(self).__name__
         return UnimplementedError(f"{what} is not supported by {name}; it requires the SimpleStorage backend")
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  most hold nothing
         """Give back what the manager holds."""
 
 
@@ -182,7 +182,9 @@ class StorageManagerFactory:
 
         def known(made: _Class) -> _Class:
             if not (isinstance(made, type) and issubclass(made, StorageManager)):
-                raise WrongTypeError(f"storage manager {manager_type!r}: got {made!r}, want a subclass of StorageManager")
+                raise WrongTypeError(
+                    f"storage manager {manager_type!r}: got {made!r}, want a subclass of StorageManager"
+                )
             cls._known[manager_type] = made
             return made
 
