@@ -303,6 +303,7 @@ _BACKENDS: dict[str, dict[str, _Check]] = {
         "metastore_port": _port,
         "enable_yr_npu_transport": _flag,
         "enable_rdma": _flag,
+        "ds_max_workers": _whole(1),
         "ucx_env_vars": _section,
         "worker_args": _text,
     },
