@@ -276,6 +276,9 @@ def _settled(controller: Any, conf: Any, patience: _Patience) -> _session.Sessio
             units[name] = _ask(unit.get_zmq_server_info.remote, patience, f"storage unit {name!r}")
             made.watch(units[name])
         _ask(lambda: controller.join_units.remote(list(units.values())), patience, _CONTROLLER)
+        if (conf.get("metrics") or {}).get("enabled"):
+            port = int(conf["metrics"].get("port") or 0)
+            _ask(lambda: controller.start_metrics.remote(port), patience, _CONTROLLER)
         complete = _ask(controller.get_session_config.remote, patience, _CONTROLLER)
         complete["backend"]["SimpleStorage"]["zmq_info"] = units
         _ask(lambda: controller.store_config.remote(complete), patience, _CONTROLLER)
