@@ -112,6 +112,17 @@ def _read_ints(raw: bytes | None) -> list[int]:
     return array("q", raw or b"").tolist()
 
 
+def batch_meta(metadata: Any, op: str) -> BatchMeta:
+    """The metadata of a call, once it is known to be some.
+
+    Raises:
+        WrongTypeError: it is something else (a TypeError).
+    """
+    if not isinstance(metadata, BatchMeta):
+        raise WrongTypeError(f"metadata: got {type(metadata).__name__}, want a BatchMeta", op)
+    return metadata
+
+
 def _samples(metadata: BatchMeta) -> list[bytes]:
     return [_ints(metadata.global_indexes), metadata._generations.tobytes()]
 
@@ -417,7 +428,7 @@ def put(
         if partition_id is None:
             raise InvalidArgumentError("partition_id must be provided if there is no metadata", op)
         return _insert(session, packed, _name("partition_id", partition_id), function, timeout, more, bool(is_last))
-    if metadata.size == 0:
+    if batch_meta(metadata, op).size == 0:
         raise InvalidArgumentError("metadata cannot be empty: got no samples, want at least one", op)
     if metadata.size != packed.rows:
         raise InvalidArgumentError(f"data: got {packed.rows} rows, want {metadata.size} as in the metadata", op)
@@ -485,7 +496,7 @@ def _insert(
 
 def update(session: Session, metadata: BatchMeta, values: Any, merge_fn: Any, timeout: float | None) -> Call[BatchMeta]:
     op = "update"
-    packed = _table(values, metadata.size, op)
+    packed = _table(values, batch_meta(metadata, op).size, op)
     native, function = _merge(merge_fn, op)
 
     def read(reply: Reply) -> BatchMeta:

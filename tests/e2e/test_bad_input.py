@@ -314,3 +314,28 @@ def test_wrong_configuration_opens_nothing(runtime_dir: Any, conf: Any, name: st
     assert not list(runtime_dir.iterdir())
     with pytest.raises(AssertionError):
         tq.get_client()
+
+
+@pytest.mark.parametrize("wrong", [None, 3, ["a"]])
+def test_what_is_no_metadata_is_refused_by_name(tq: Any, wrong: Any) -> None:
+    client, row = tq.get_client(), TensorDict({"x": torch.zeros(1)}, batch_size=[1])
+    calls = [
+        client.get_data,
+        client.clear_samples,
+        client.set_custom_meta,
+        lambda meta: client.update(meta, row, "add"),
+    ]
+    if wrong is not None:
+        calls.append(lambda meta: client.put(row, metadata=meta))
+    for call in calls:
+        with pytest.raises(TypeError, match=f"metadata: got {type(wrong).__name__}, want a BatchMeta"):
+            call(wrong)
+    assert tq.kv_list() == {}
+
+
+@pytest.mark.parametrize("wrong", [dict, 3, object()])
+def test_what_is_no_sampler_is_refused(runtime_dir: Any, wrong: Any) -> None:
+    import transfer_queue
+
+    with pytest.raises(TypeError, match=r"controller\.sampler: got"):
+        transfer_queue.init({"controller": {"sampler": wrong}})
