@@ -200,7 +200,7 @@ class AsyncTransferQueueClient:
         return await self._await(_requests.update(self._session(timeout), metadata, values, merge_fn, timeout))
 
     async def async_get_data(
-        self, metadata: BatchMeta, layout: str | None = None, copy: bool = True, timeout: float | None = None
+        self, metadata: BatchMeta | None, layout: str | None = None, copy: bool = True, timeout: float | None = None
     ) -> TensorDict:
         """Read the fields of the samples; see ``kv_batch_get`` for ``layout`` and ``copy``.
 
@@ -460,7 +460,7 @@ class TransferQueueClient(AsyncTransferQueueClient):
 
     def get_data(
         self,
-        metadata: BatchMeta,
+        metadata: BatchMeta | None,
         layout: str | None = None,
         copy: bool = True,
         timeout: float | None = None,

@@ -319,14 +319,15 @@ def test_wrong_configuration_opens_nothing(runtime_dir: Any, conf: Any, name: st
 @pytest.mark.parametrize("wrong", [None, 3, ["a"]])
 def test_what_is_no_metadata_is_refused_by_name(tq: Any, wrong: Any) -> None:
     client, row = tq.get_client(), TensorDict({"x": torch.zeros(1)}, batch_size=[1])
-    calls = [
-        client.get_data,
+    calls: list[Callable[[Any], Any]] = [
         client.clear_samples,
         client.set_custom_meta,
         lambda meta: client.update(meta, row, "add"),
     ]
-    if wrong is not None:
-        calls.append(lambda meta: client.put(row, metadata=meta))
+    if wrong is None:
+        assert client.get_data(None).batch_size == torch.Size([0])
+    else:
+        calls += [client.get_data, lambda meta: client.put(row, metadata=meta)]
     for call in calls:
         with pytest.raises(TypeError, match=f"metadata: got {type(wrong).__name__}, want a BatchMeta"):
             call(wrong)
