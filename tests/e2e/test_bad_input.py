@@ -340,3 +340,18 @@ def test_what_is_no_sampler_is_refused(runtime_dir: Any, wrong: Any) -> None:
 
     with pytest.raises(TypeError, match=r"controller\.sampler: got"):
         transfer_queue.init({"controller": {"sampler": wrong}})
+
+
+@pytest.mark.parametrize("what", ["key", "partition_id", "field", "task_name", "keys"])
+def test_a_name_that_is_no_text_is_refused_by_name(tq: Any, what: str) -> None:
+    bad, row = "a\ud800", {"x": torch.zeros(1)}
+    calls: dict[str, Callable[[], Any]] = {
+        "key": lambda: tq.kv_put(bad, "p", row),
+        "partition_id": lambda: tq.get_client().clear_partition(bad),
+        "field": lambda: tq.kv_put("k", "p", {bad: torch.zeros(1)}),
+        "task_name": lambda: tq.get_client().get_meta(["x"], 1, "p", task_name=bad),
+        "keys": lambda: tq.kv_batch_get(["fine", bad], "p"),
+    }
+    with pytest.raises(ValueError, match=rf"{what} 'a\\ud800'"):
+        calls[what]()
+    assert tq.kv_list() == {}
