@@ -67,9 +67,9 @@ def hosts() -> list[str]:
     for folder in Path("/proc").iterdir():
         try:
             title = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if title.startswith(("ray::ControllerHost", "ray::UnitActor")):
-                if mark in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append(f"{folder.name} {title}")
+            ours = title.startswith(("ray::ControllerHost", "ray::UnitActor"))
+            if ours and mark in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(f"{folder.name} {title}")
         except OSError:
             continue
     return found

@@ -7,6 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from transfer_queue._environment import set_logging_level as _set_logging_level
 from transfer_queue._session import version as _version
 
 __all__ = [
@@ -72,10 +73,11 @@ __all__ = [
 ]
 
 __version__ = _version()
+_set_logging_level()
 
-# `python -m transfer_queue serve` hosts units and needs no torch until a callable of a user does, nor do actors of Ray that
-# host a session, so there a name is loaded when it is first used. Everywhere else all of them are plain attributes, which
-# programs replace in their tests.
+# `python -m transfer_queue serve` hosts units and needs no torch until a callable of a user does, nor do actors of Ray
+# that host a session, so there a name is loaded when it is first used. Everywhere else all of them are plain
+# attributes, which programs replace in their tests.
 _hosting = sys.argv[:1] == ["-m"] or os.path.basename(sys.argv[0] if sys.argv else "") == "default_worker.py"
 if TYPE_CHECKING or not _hosting:
     from transfer_queue import errors, merge

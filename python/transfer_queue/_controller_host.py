@@ -12,9 +12,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from transfer_queue import _calls, _controller_requests, _session, config
+from transfer_queue import _calls, _controller_requests, _metrics, _session, config
 from transfer_queue._calls import Call
-from transfer_queue.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
+from transfer_queue.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError, UnimplementedError
+from transfer_queue.storage import managers
 from transfer_queue.utils.zmq_utils import ZMQServerInfo
 
 if TYPE_CHECKING:
@@ -119,6 +120,52 @@ class ControllerHost:
         if session is not None:
             self._failed = UnavailableError("the session was closed")
             await asyncio.to_thread(session.close)
+
+    # ---- services ---------------------------------------------------------------------------------------------------
+
+    async def register_sampler(self, sampler_or_class: Any) -> None:
+        """Replace the sampler of the session by another one, its class, or its name."""
+        await self._client()
+        from transfer_queue import _requests
+
+        await self._ask(_requests.register_sampler(self._open, sampler_or_class, None))
+
+    async def start_metrics(self, port: int = 0) -> str:
+        """Serve metrics over HTTP; returns ``host:port``, of the running page when there is one."""
+        return await asyncio.to_thread(_metrics.start_metrics, self._open, port)
+
+    async def register_storage_units_for_metrics(self, storage_unit_infos: Any) -> None:
+        """Make sure that the page of metrics shows these units: it shows all that have joined.
+
+        Args:
+            storage_unit_infos: the addresses, or a dict of them by name.
+        """
+        await self.join_units(managers.unit_addresses({"zmq_info": storage_unit_infos}))
+
+    async def save_checkpoint(self, path: str) -> None:
+        """Save what the controller knows, without values; see ``save_controller_checkpoint`` of the client."""
+        await (await self._client()).async_save_controller_checkpoint(path)
+
+    async def load_checkpoint(self, path: str) -> None:
+        """Load what `save_checkpoint` has saved; see ``load_controller_checkpoint`` of the client."""
+        await (await self._client()).async_load_controller_checkpoint(path)
+
+    async def update_production_status(
+        self,
+        partition_id: str,
+        global_indexes: Sequence[int],
+        field_schema: Mapping[str, Mapping[str, Any]],
+        custom_backend_meta: Mapping[int, Mapping[str, Any]] | None = None,
+    ) -> bool:
+        """What backends of the user's would report; a session of this release produces by its own puts only.
+
+        Raises:
+            UnimplementedError: always (a NotImplementedError).
+        """
+        raise UnimplementedError(
+            "the values of this session are put through its units, which tell the controller themselves",
+            "update_production_status",
+        )
 
     # ---- partitions -------------------------------------------------------------------------------------------------
 

@@ -40,13 +40,13 @@ class Actors:
         controller: handle of the controller.
         units: name -> handle of the units that this process has created.
         owner: whether this process has created them and ends them.
-        worker_id: what Ray calls this process; another one after Ray was started anew.
+        connection: what Ray calls this process; something else after Ray was started anew.
     """
 
     def __init__(self, controller: Any, owner: bool) -> None:
         self.controller, self.owner = controller, owner
         self.units: dict[str, Any] = {}
-        self.worker_id, self.pid = _worker_id(), os.getpid()
+        self.connection, self.pid = _connection(), os.getpid()
         self._processes: list[int] = []  # pidfds
 
     def watch(self, info: ZMQServerInfo) -> None:
@@ -90,9 +90,10 @@ _actors: Actors | None = None
 _inherited = ""  # what Ray calls the process that this one was forked from
 
 
-def _worker_id() -> str:
-    worker_id: str = ray_module().get_runtime_context().get_worker_id()
-    return worker_id
+def _connection() -> str:
+    """What Ray calls this process and its node. A driver has the same name in every cluster, a node never has."""
+    here = ray_module().get_runtime_context()
+    return f"{here.get_node_id()}/{here.get_worker_id()}"
 
 
 def _connected() -> bool:
@@ -102,7 +103,7 @@ def _connected() -> bool:
 
 def usable() -> bool:
     """Whether Ray is imported and initialised in this process. A connection does not survive a fork."""
-    return _connected() and (not _inherited or _worker_id() != _inherited)
+    return _connected() and (not _inherited or _connection() != _inherited)
 
 
 def actors() -> Actors | None:
@@ -114,7 +115,7 @@ def forget_stale() -> None:
     """Drop a session whose Ray was shut down meanwhile, so that a new one can be opened."""
     global _actors
     known = actors()
-    if known is None or (_connected() and known.worker_id == _worker_id()):
+    if known is None or (_connected() and known.connection == _connection()):
         return
     _actors = None
     with contextlib.suppress(TransferQueueError):
@@ -164,7 +165,7 @@ def close() -> None:
     """End the actors when this process has created them. The session has been left already."""
     global _actors
     known, _actors = actors(), None
-    if known is not None and known.owner and usable() and known.worker_id == _worker_id():
+    if known is not None and known.owner and usable() and known.connection == _connection():
         known.end()
 
 
@@ -275,6 +276,9 @@ def _settled(controller: Any, conf: Any, patience: _Patience) -> _session.Sessio
             units[name] = _ask(unit.get_zmq_server_info.remote, patience, f"storage unit {name!r}")
             made.watch(units[name])
         _ask(lambda: controller.join_units.remote(list(units.values())), patience, _CONTROLLER)
+        if (conf.get("metrics") or {}).get("enabled"):
+            port = int(conf["metrics"].get("port") or 0)
+            _ask(lambda: controller.start_metrics.remote(port), patience, _CONTROLLER)
         complete = _ask(controller.get_session_config.remote, patience, _CONTROLLER)
         complete["backend"]["SimpleStorage"]["zmq_info"] = units
         _ask(lambda: controller.store_config.remote(complete), patience, _CONTROLLER)
@@ -306,7 +310,7 @@ def _after_fork() -> None:
     _kept.append(_actors)
     with contextlib.suppress(Exception):
         if _connected():
-            _inherited = _worker_id()
+            _inherited = _connection()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -141,12 +141,12 @@ def _is_config(value: Any) -> bool:
 
 
 def _guarded(value: Any) -> Any:
-    """Wraps objects that OmegaConf would turn into configs of its own: a sampler may be a dataclass."""
+    """Wraps objects that OmegaConf would turn into configs of its own, as a sampler that is a dataclass, or refuse."""
     from omegaconf import AnyNode
 
     if isinstance(value, Mapping):
         return {key: _guarded(inner) for key, inner in value.items()}
-    if dataclasses.is_dataclass(value) or hasattr(value, "__attrs_attrs__"):
+    if isinstance(value, type) or dataclasses.is_dataclass(value) or hasattr(value, "__attrs_attrs__"):
         return AnyNode(value, flags={"allow_objects": True})
     return value
 
@@ -303,6 +303,7 @@ _BACKENDS: dict[str, dict[str, _Check]] = {
         "metastore_port": _port,
         "enable_yr_npu_transport": _flag,
         "enable_rdma": _flag,
+        "ds_max_workers": _whole(1),
         "ucx_env_vars": _section,
         "worker_args": _text,
     },

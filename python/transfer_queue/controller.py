@@ -8,8 +8,8 @@ __all__ = ["TransferQueueController"]
 
 _DOC = """Controller of a session, as a class of Ray actors.
 
-``TransferQueueController.options(...).remote(sampler=None, polling_mode=False)`` starts one, in a process of its own that
-reserves no CPU. It has no units until a client names some in ``initialize_storage_manager``. Its address is what
+``TransferQueueController.options(...).remote(sampler=None, polling_mode=False)`` starts one, in a process of its own
+that reserves no CPU. It has no units until a client names some in ``initialize_storage_manager``. Its address is what
 ``get_zmq_server_info`` answers; all methods are those of the actor, called with ``.remote``.
 """
 

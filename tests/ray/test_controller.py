@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.request
 from collections.abc import Callable
 from typing import Any
 
@@ -109,3 +110,35 @@ def test_errors_are_those_of_the_queue(ask: Callable[..., Any]) -> None:
         ask("create_partition", 3)
     with pytest.raises(ValueError, match="batch_size"):
         ask("get_metadata", ["x"], "p", "fetch", "train", -1)
+
+
+def test_metrics_and_samplers(tq: Any, ask: Callable[..., Any]) -> None:
+    assert tq.get_metrics_endpoint() is None
+    endpoint = ask("start_metrics", 0)
+    assert ask("start_metrics", 0) == endpoint
+    ask("register_storage_units_for_metrics", tq.init().backend.SimpleStorage.zmq_info)
+    _fill(tq)
+    with urllib.request.urlopen(f"http://{endpoint}/metrics", timeout=10) as page:
+        text = page.read().decode()
+    assert 'tq_partition_samples_total{partition_id="p"} 2' in text
+    assert 'storage_unit_id="unit-1"' in text
+
+    tq.kv_batch_put(["key2", "key3"], "p", TensorDict({"x": torch.arange(2)}, batch_size=[2]))
+    ask("register_sampler", tq.GRPOGroupNSampler(n_samples_per_prompt=2))
+    with pytest.raises(ValueError, match="multiple of n_samples_per_prompt"):
+        ask("get_metadata", ["x"], "p", "fetch", "train", 3)
+    assert ask("get_metadata", ["x"], "p", "fetch", "train", 2).global_indexes == [0, 1]
+    with pytest.raises(ValueError, match="could not find sampler"):
+        ask("register_sampler", "NoSuchSampler")
+
+
+def test_what_the_controller_knows_is_saved_and_loaded(tq: Any, ask: Callable[..., Any], tmp_path: Any) -> None:
+    tq.kv_put("k", "p", tag={"n": 1})
+    ask("save_checkpoint", str(tmp_path / "state"))
+    tq.kv_put("k", "p", tag={"n": 2})
+    ask("load_checkpoint", str(tmp_path / "state"))
+    assert tq.kv_list("p") == {"p": {"k": {"n": 1}}}
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        ask("load_checkpoint", str(tmp_path / "nothing"))
+    with pytest.raises(NotImplementedError, match="update_production_status"):
+        ask("update_production_status", "p", [0], {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import urllib.request
 from typing import Any
 
 import pytest
@@ -161,3 +162,24 @@ def test_a_client_by_hand_from_the_configuration_needs_no_ray(tq: Any) -> None:
     table = TensorDict({"x": torch.arange(6).reshape(2, 3)}, batch_size=[2])
     meta = client.put(table, partition_id="p")
     assert client.get_data(meta)["x"].unbind()[1].tolist() == [3, 4, 5]
+
+
+def test_metrics_and_a_sampler_of_the_user_come_with_the_configuration(ray: Any) -> None:
+    class Last(transfer_queue.BaseSampler):
+        """The last ready samples."""
+
+        def sample(self, ready_indexes: list[int], batch_size: int, *args: Any, **kwargs: Any) -> Any:
+            return ready_indexes[-batch_size:], ready_indexes[-batch_size:]
+
+    conf = transfer_queue.init({"metrics": {"enabled": True}, "controller": {"sampler": Last()}})
+    try:
+        assert conf.metrics.endpoint == transfer_queue.get_metrics_endpoint() is not None
+        with urllib.request.urlopen(f"http://{conf.metrics.endpoint}/metrics", timeout=10) as page:
+            assert b"tq_partitions_total 0" in page.read()
+        table = TensorDict({"x": torch.arange(3)}, batch_size=[3])
+        transfer_queue.kv_batch_put(["a", "b", "c"], "p", table)
+        client = transfer_queue.get_client()
+        assert client.get_meta(["x"], 1, "p", task_name="train").global_indexes == [2]
+    finally:
+        transfer_queue.close()
+    assert_nothing_left(ray)

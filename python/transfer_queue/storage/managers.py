@@ -102,7 +102,7 @@ class StorageManager(ABC):
         name = type(self).__name__
         return UnimplementedError(f"{what} is not supported by {name}; it requires the SimpleStorage backend")
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  most hold nothing
         """Give back what the manager holds."""
 
 

@@ -8,9 +8,9 @@ __all__ = ["SimpleStorageUnit"]
 
 _DOC = """Storage unit, as a class of Ray actors.
 
-``SimpleStorageUnit.options(...).remote(config)`` starts one, in a process of its own that reserves no CPU. ``config`` is
-the section ``backend.SimpleStorage``; ``remote(storage_unit_size=n)`` limits it to n samples instead. A client makes it
-part of a session with ``initialize_storage_manager``, to which its address, that ``get_zmq_server_info`` answers, is given.
+``SimpleStorageUnit.options(...).remote(config)`` starts one, in a process of its own that reserves no CPU. ``config``
+is the section ``backend.SimpleStorage``; ``remote(storage_unit_size=n)`` limits it to n samples instead. Its address is
+what ``get_zmq_server_info`` answers; given to a client's ``initialize_storage_manager`` it joins the session.
 """
 
 SimpleStorageUnit = ActorClass(
