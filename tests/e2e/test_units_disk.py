@@ -1,4 +1,4 @@
-"""Units with a disk in processes of their own: the same values, limits and errors as in the process of the controller."""
+"""Units with a disk in processes of their own: values, limits and errors are those of units beside the controller."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ def test_both_tiers_over_two_units(disks: Disks, width: int) -> None:
     del view, got
     tq.kv_clear(keys[2:], "p")
     until(
-        lambda: disks.sums("disk_used_bytes", "memory_used_bytes", "leases", "staged") == (0, 0, 0, 0), "all space is back"
+        lambda: disks.sums("disk_used_bytes", "memory_used_bytes", "leases", "staged") == (0, 0, 0, 0),
+        "all space is back",
     )
 
 
@@ -113,7 +114,9 @@ def test_an_update_that_fails_leaves_every_unit_as_it_was(disks: Disks) -> None:
     operand = torch.arange(4.0).unsqueeze(1).expand(4, 5000).contiguous()
     with pytest.raises(RuntimeError, match="no"):
         tq.kv_batch_update(keys, "p", TensorDict({"x": operand}, batch_size=[4]), fail)
-    until(lambda: disks.sums("disk_used_bytes", "memory_used_bytes", "staged") == before, "what was staged is given back")
+    until(
+        lambda: disks.sums("disk_used_bytes", "memory_used_bytes", "staged") == before, "what was staged is given back"
+    )
     assert tq.kv_batch_get(keys, "p")["x"].values().unique().tolist() == [0.0]
 
 
@@ -175,7 +178,9 @@ def test_a_damaged_value_is_named_by_key_and_the_others_are_read(disks: Disks) -
     with file.open("r+b") as damaged:
         damaged.seek(at + 8)
         damaged.write(b"\x55")
-    with pytest.raises(errors.CorruptionError, match=r'partition "p": key "bad": field "x": the value on disk is damaged'):
+    with pytest.raises(
+        errors.CorruptionError, match=r'partition "p": key "bad": field "x": the value on disk is damaged'
+    ):
         tq.kv_batch_get("bad", "p")
     with pytest.raises(errors.CorruptionError, match=r'key "bad": field "x"'):
         tq.kv_update("bad", "p", {"x": torch.ones(5000, dtype=torch.int64)}, "add")
@@ -184,7 +189,7 @@ def test_a_damaged_value_is_named_by_key_and_the_others_are_read(disks: Disks) -
 
 
 def test_a_checkpoint_has_what_lies_on_disk(disks: Disks, tmp_path: Path) -> None:
-    """Eight times more than memory is saved, and loaded into the same units; a value is as large as all memory of a unit."""
+    """Eight times more than memory is saved and loaded; a value is as large as all memory of a unit."""
     disks.start("unit-a", MIB, 1 << 40)
     disks.start("unit-b", MIB, 4096)
     tq = disks.tq
