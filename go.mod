@@ -4,6 +4,7 @@ go 1.24
 
 require (
 	github.com/davecgh/go-spew v1.1.1 // indirect
+	github.com/pebbe/zmq4 v1.4.0 // indirect
 	github.com/pmezard/go-difflib v1.0.0 // indirect
 	github.com/stretchr/testify v1.11.1 // indirect
 	github.com/vmihailenco/msgpack/v5 v5.4.1 // indirect
