@@ -43,10 +43,16 @@ func (c *call) get() (any, error) {
 		column := schema.Column(columns[i].Column)
 		total += column.Bytes()
 	}
+	if c.remote {
+		req.Views = false // a client that cannot map memory has no use for them
+	}
 	if !req.Views && total <= req.Inline {
 		payload := r.copyOut(columns, total)
 		r.release()
 		return payloadReply{reply, payload}, nil
+	}
+	if c.remote {
+		c.s.shareRead(r, columns)
 	}
 	return reply, c.keepRead(r, &req, reply)
 }

@@ -13,9 +13,9 @@ type Grant struct {
 // several at a time when there is much; a stream that breaks is replaced and its bytes are sent again.
 type Streamer interface {
 	Conn
-	// Send writes pieces, one behind the other, to the memory of a write. Nil says that all of it has arrived. The pieces
-	// must not change meanwhile.
-	Send(ctx context.Context, grant Grant, pieces [][]byte) error
+	// Send writes pieces, one behind the other, to the memory of a write from an offset on. Nil says that all of it has
+	// arrived. The pieces must not change before it returns.
+	Send(ctx context.Context, grant Grant, offset int64, pieces [][]byte) error
 	// Receive fills pieces, one behind the other, from the memory of a read. After an error they hold anything.
 	Receive(ctx context.Context, grant Grant, pieces [][]byte) error
 	// Resumed tells whether the server still knew the peer when this connection was made, so that it answers a repeated

@@ -131,21 +131,21 @@ func (p *Pool) Sockets() (out []syscall.Conn) {
 }
 
 // Send moves pieces to the server, see transport.Streamer.
-func (p *Pool) Send(ctx context.Context, grant transport.Grant, pieces [][]byte) error {
-	return p.move(ctx, kindWrite, grant, pieces)
+func (p *Pool) Send(ctx context.Context, grant transport.Grant, offset int64, pieces [][]byte) error {
+	return p.move(ctx, kindWrite, grant, uint64(offset), pieces)
 }
 
 // Receive fills pieces from the server, see transport.Streamer.
 func (p *Pool) Receive(ctx context.Context, grant transport.Grant, pieces [][]byte) error {
-	return p.move(ctx, kindRead, grant, pieces)
+	return p.move(ctx, kindRead, grant, 0, pieces)
 }
 
 // move splits a transfer over streams. The first failure ends the others.
-func (p *Pool) move(ctx context.Context, kind uint8, grant transport.Grant, pieces [][]byte) error {
+func (p *Pool) move(ctx context.Context, kind uint8, grant transport.Grant, offset uint64, pieces [][]byte) error {
 	total := totalOf(pieces)
 	n := min(max(total/stripe, 1), maxStreams)
 	if n == 1 {
-		return p.part(ctx, &transfer{kind, grant.ID, 0, total}, pieces)
+		return p.part(ctx, &transfer{kind, grant.ID, offset, total}, pieces)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -163,7 +163,7 @@ func (p *Pool) move(ctx context.Context, kind uint8, grant transport.Grant, piec
 		running.Add(1)
 		guard.Go("stream: part of a batch", func() {
 			defer running.Done()
-			if err := p.part(ctx, &transfer{kind, grant.ID, from, to - from}, part); err != nil {
+			if err := p.part(ctx, &transfer{kind, grant.ID, offset + from, to - from}, part); err != nil {
 				cancel(err)
 			}
 		})

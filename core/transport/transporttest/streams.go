@@ -56,7 +56,7 @@ func testStreams(t *testing.T, f *fixture) {
 		}
 		c := f.dial(1).(transport.Streamer)
 		sent := noise(size)
-		require.NoError(t, c.Send(t.Context(), transport.Grant{Write: true, ID: 1<<63 + 7}, pieces(sent, 17, size/3, 0, 4096, 4096)))
+		require.NoError(t, c.Send(t.Context(), transport.Grant{Write: true, ID: 1<<63 + 7}, 0, pieces(sent, 17, size/3, 0, 4096, 4096)))
 		require.Equal(t, lent.Load(), ended.Load(), "what was lent is back before the call returns")
 		require.True(t, string(sent) == string(memory), "%d bytes arrive as they were sent", size)
 		got := make([]byte, size)
@@ -77,19 +77,19 @@ func testNoGrant(t *testing.T, f *fixture) {
 	c := f.dial(1).(transport.Streamer)
 	for range 3 {
 		for _, size := range []int{10, 3 << 20} {
-			err := c.Send(t.Context(), transport.Grant{Write: true, ID: 5}, [][]byte{make([]byte, size)})
+			err := c.Send(t.Context(), transport.Grant{Write: true, ID: 5}, 0, [][]byte{make([]byte, size)})
 			require.Equal(t, tqerr.NotFound, tqerr.CodeOf(err))
 			require.ErrorContains(t, err, "write 5 is not in progress")
 			err = c.Receive(t.Context(), transport.Grant{ID: 6}, [][]byte{make([]byte, size)})
 			require.Equal(t, tqerr.NotFound, tqerr.CodeOf(err))
 		}
-		err := c.Send(t.Context(), transport.Grant{Write: true, ID: 1}, [][]byte{make([]byte, 101)})
+		err := c.Send(t.Context(), transport.Grant{Write: true, ID: 1}, 0, [][]byte{make([]byte, 101)})
 		require.Equal(t, tqerr.InvalidArgument, tqerr.CodeOf(err), "more than was granted")
-		require.NoError(t, c.Send(t.Context(), transport.Grant{Write: true, ID: 1}, [][]byte{make([]byte, 100)}))
+		require.NoError(t, c.Send(t.Context(), transport.Grant{Write: true, ID: 1}, 0, [][]byte{make([]byte, 100)}))
 	}
 	_, _, err := c.Segment(t.Context(), 1, 1)
 	require.Equal(t, tqerr.Unimplemented, tqerr.CodeOf(err))
 	require.NoError(t, c.Close())
-	err = c.Send(t.Context(), transport.Grant{Write: true, ID: 1}, [][]byte{make([]byte, 100)})
+	err = c.Send(t.Context(), transport.Grant{Write: true, ID: 1}, 0, [][]byte{make([]byte, 100)})
 	require.Equal(t, tqerr.Unavailable, tqerr.CodeOf(err))
 }

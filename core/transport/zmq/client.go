@@ -465,8 +465,8 @@ func (c *Conn) openStream(ctx context.Context) (net.Conn, error) {
 }
 
 // Send implements transport.Streamer.
-func (c *Conn) Send(ctx context.Context, grant transport.Grant, pieces [][]byte) error {
-	return c.moved(ctx, c.streams.Send(ctx, grant, pieces))
+func (c *Conn) Send(ctx context.Context, grant transport.Grant, offset int64, pieces [][]byte) error {
+	return c.moved(ctx, c.streams.Send(ctx, grant, offset, pieces))
 }
 
 // Receive implements transport.Streamer.
