@@ -53,7 +53,7 @@ func Open(ctx context.Context, address string, ticket []byte) (net.Conn, error) 
 
 // Pool keeps the streams of one connection. Its methods may be called from any goroutine.
 type Pool struct {
-	// Dial opens a stream; its errors are final.
+	// Dial opens a stream. Unavailable may pass; its other errors are final.
 	Dial func(ctx context.Context) (net.Conn, error)
 	mu   struct {
 		sync.Mutex
@@ -93,6 +93,12 @@ func (p *Pool) take(ctx context.Context) (conn net.Conn, used bool, err error) {
 	}
 	p.mu.all[conn] = struct{}{}
 	return conn, false, nil
+}
+
+func (p *Pool) isClosed() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.mu.closed
 }
 
 // give takes a stream back; a broken one is dropped.
@@ -177,7 +183,10 @@ func (p *Pool) part(ctx context.Context, t *transfer, pieces [][]byte) error {
 	for failures := 0; ; {
 		conn, used, err := p.take(ctx)
 		if err != nil {
-			return err
+			if failures++; failures == attempts || tqerr.CodeOf(err) != tqerr.Unavailable || p.isClosed() || !pause(ctx, failures) {
+				return err
+			}
+			continue
 		}
 		err = once(ctx, conn, t, pieces)
 		var said *tqerr.Error
@@ -190,10 +199,22 @@ func (p *Pool) part(ctx context.Context, t *transfer, pieces [][]byte) error {
 			return ctx.Err()
 		case used: // the next one may be as old
 		default:
-			if failures++; failures == attempts {
+			if failures++; failures == attempts || !pause(ctx, failures) {
 				return tqerr.Wrap(tqerr.Unavailable, err, "stream to tcp://%s", conn.RemoteAddr())
 			}
 		}
+	}
+}
+
+// pause waits longer after each failure; it reports that there is time left.
+func pause(ctx context.Context, failures int) bool {
+	timer := time.NewTimer(time.Millisecond << failures)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }
 

@@ -381,7 +381,8 @@ func (c *conn) work() {
 func (c *conn) serve(f *wire.Frame) bool {
 	switch f.Type {
 	case wire.FrameRequest:
-		return c.request(f)
+		c.request(f)
+		return true
 	case wire.FrameNotify:
 		c.handle(c.ctx, requestOf(f), func(*wire.Reply) {})
 		return true
@@ -418,7 +419,7 @@ func requestOf(f *wire.Frame) *wire.Request {
 	return &wire.Request{Op: wire.Op(f.Op), Sequence: f.Sequence, Ack: f.Ack, Timeout: f.Timeout, Body: f.Body, Payload: f.Payload}
 }
 
-func (c *conn) request(f *wire.Frame) bool {
+func (c *conn) request(f *wire.Frame) {
 	id := f.ID
 	var ctx context.Context
 	var cancel context.CancelFunc
@@ -429,13 +430,12 @@ func (c *conn) request(f *wire.Frame) bool {
 	}
 	if !c.register(id, cancel) {
 		cancel()
-		return false
+		return
 	}
 	c.handle(ctx, requestOf(f), func(r *wire.Reply) { c.reply(id, r) })
-	return true
 }
 
-// register notes a request; an id that is in use already is a mistake of the client.
+// register notes a request. One that is being served already has come twice, and has one reply.
 func (c *conn) register(id uint64, cancel context.CancelFunc) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
