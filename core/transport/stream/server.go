@@ -205,15 +205,18 @@ func Serve(conn net.Conn, peer transport.Peer, lender transport.Lender, l Limits
 	}
 }
 
-// serve does one transfer. A refusal leaves the stream usable; an error ends it.
+// serve does one transfer. A refusal leaves the stream usable; an error ends it. Memory that was written is given back
+// before the client hears of it.
 func serve(conn net.Conn, t *transfer, peer transport.Peer, lender transport.Lender, l Limits) error {
 	grant := transport.Grant{Write: t.kind == kindWrite, ID: t.grant}
 	memory, done, refused := lender.Lend(peer, grant, func() { _ = conn.Close() })
 	if refused == nil {
-		defer done()
 		memory, refused = cut(memory, t.offset, t.length)
+	} else {
+		done = func() {}
 	}
 	if t.kind == kindRead {
+		defer done()
 		if refused != nil {
 			_ = conn.SetWriteDeadline(time.Now().Add(l.Stall))
 			return writeStatus(conn, refused)
@@ -226,6 +229,7 @@ func serve(conn net.Conn, t *transfer, peer transport.Peer, lender transport.Len
 	} else {
 		err = skip(conn, t.length, l.Stall)
 	}
+	done()
 	if err != nil && tqerr.CodeOf(err) != tqerr.Corruption {
 		return err
 	}
