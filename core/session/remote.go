@@ -21,23 +21,33 @@ const (
 // joinRemote attaches to the session that listens at tcp://HOST:PORT. A server that is not there yet is waited for.
 func joinRemote(ctx context.Context, cfg *Config) (*Session, error) {
 	r := &redialer{address: cfg.Address, token: cfg.Token, id: client.NewID()}
-	conn, err := r.dialUntil(ctx)
-	if err != nil {
-		return nil, err
-	}
-	reply, err := conn.Call(ctx, &wire.Request{Op: wire.OpConfig})
+	var conn transport.Conn
 	var config wire.ConfigReply
-	if err == nil {
-		err = wire.Unmarshal(reply.Body, &config)
-	}
-	if err != nil {
+	for {
+		var err error
+		if conn, err = r.dialUntil(ctx); err != nil {
+			return nil, err
+		}
+		if err = configOf(ctx, conn, &config); err == nil {
+			break
+		}
 		_ = conn.Close()
-		return nil, tqerr.Wrap(tqerr.CodeOf(err), err, "%s", cfg.Address)
+		if ctx.Err() != nil || tqerr.CodeOf(err) != tqerr.Unavailable {
+			return nil, tqerr.Wrap(tqerr.CodeOf(err), err, "%s", cfg.Address)
+		}
 	}
 	s := &Session{conn: conn, Pool: bufpool.New()}
 	s.Info = Info{Session: config.Session, PID: config.PID, Address: cfg.Address, Host: config.Host, Blob: config.Config}
 	s.Client = client.New(client.Options{Conn: conn, Pool: s.Pool, Redial: r.redial})
 	return s, nil
+}
+
+func configOf(ctx context.Context, conn transport.Conn, config *wire.ConfigReply) error {
+	reply, err := conn.Call(ctx, &wire.Request{Op: wire.OpConfig})
+	if err != nil {
+		return err
+	}
+	return wire.Unmarshal(reply.Body, config)
 }
 
 // redialer connects a client to its session again and again. Its methods are called by one goroutine at a time.

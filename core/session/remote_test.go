@@ -159,7 +159,7 @@ func TestDataCrossesTCP(t *testing.T) {
 	require.Equal(t, []byte("settings"), there.Info.Blob)
 	a := &writer{there, foreigntest.New(t, 300<<20)}
 	b := &writer{here, foreigntest.New(t, 8<<20)}
-	for _, width := range []int{narrow, wide, 11 << 20} {
+	for _, width := range []int{narrow, wide, 5 << 20} {
 		require.NoError(t, a.put(putBody{Keys: wire.Strings{"a", "b", "c"}}, width, 1, 2, 3))
 		require.NoError(t, a.put(putBody{Keys: wire.Strings{"b"}, Update: true, Merge: "add"}, width, 40))
 		for _, w := range []*writer{a, b} {

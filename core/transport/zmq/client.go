@@ -110,7 +110,7 @@ func (c *Conn) open(token []byte) error {
 	watched := fmt.Sprintf("inproc://tq-monitor-%d", monitors.Add(1))
 	events := zmq4.EVENT_MONITOR_STOPPED | zmq4.EVENT_CLOSED | zmq4.EVENT_DISCONNECTED | zmq4.EVENT_HANDSHAKE_FAILED_NO_DETAIL |
 		zmq4.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq4.EVENT_HANDSHAKE_FAILED_AUTH
-	err = errors.Join(setUp(sock, c.limits), sock.SetLinger(0), sock.SetPlainUsername("tq"), sock.SetPlainPassword(string(token)),
+	err = errors.Join(setUp(sock, c.limits), sock.SetHandshakeIvl(2*c.limits.greeting), sock.SetLinger(0), sock.SetPlainUsername("tq"), sock.SetPlainPassword(string(token)),
 		sock.SetReconnectIvl(-1), sock.Monitor(watched, events))
 	if err != nil {
 		return errors.Join(tqerr.Wrap(tqerr.Internal, err, "ZeroMQ socket"), sock.Close())
@@ -247,7 +247,7 @@ func (c *Conn) receive(parts [][]byte) {
 	}
 	switch f.Type {
 	case wire.FrameReply:
-		if credit := c.taken.add(f.Size(), c.limits); credit != nil {
+		if credit := c.taken.add(f.Size()); credit != nil {
 			c.link.tell(credit)
 		}
 		if w := c.take(f.ID); w != nil {
@@ -256,7 +256,7 @@ func (c *Conn) receive(parts [][]byte) {
 	case wire.FrameCredit:
 		c.link.credit(f.Sequence)
 	case wire.FrameWelcome:
-		c.taken.add(f.Size(), c.limits)
+		c.taken.add(f.Size())
 		select {
 		case c.welcome <- f:
 		default:
@@ -276,6 +276,7 @@ func (c *Conn) fail(cause error) {
 	c.mu.err = failure.Lost(c.address, cause)
 	lost, pending, lifeline := c.mu.err, c.mu.pending, c.lifeline
 	c.mu.pending = nil
+	close(c.done) // before anybody sees the error
 	c.mu.Unlock()
 	if lifeline != nil {
 		_ = lifeline.Close()
@@ -287,7 +288,6 @@ func (c *Conn) fail(cause error) {
 	if c.link != nil {
 		c.link.end(lost)
 	}
-	close(c.done)
 	for _, w := range pending {
 		w.reply <- nil
 	}

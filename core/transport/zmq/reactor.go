@@ -266,8 +266,8 @@ func (l *link) wait() <-chan struct{} {
 	return room
 }
 
-// takeLocked removes the messages that the window has room for. Credit comes late by up to a quarter of the window, so one
-// that is larger goes when less than half of it is in use.
+// takeLocked removes the messages that the window has room for. Credit comes late by up to creditStep, so one that is
+// larger goes when less than half of it is in use.
 func (l *link) takeLocked() [][]byte {
 	n := 0
 	for n < len(l.queue) {
@@ -348,10 +348,13 @@ type taken struct {
 	bytes, told uint64
 }
 
+// creditStep is how much is taken before it is told. The window of the other side has several of them.
+const creditStep = 256 << 10
+
 // add returns the credit that is due, nil for none.
-func (t *taken) add(size int, l limits) *wire.Frame {
+func (t *taken) add(size int) *wire.Frame {
 	t.bytes += uint64(size)
-	if t.bytes-t.told < uint64(l.window)/4 {
+	if t.bytes-t.told < creditStep {
 		return nil
 	}
 	t.told = t.bytes

@@ -366,7 +366,7 @@ func (c *conn) work() {
 		c.mu.Unlock()
 		ok := c.serve(&f)
 		c.mu.Lock()
-		credit := c.mu.taken.add(f.Size(), c.server.limits)
+		credit := c.mu.taken.add(f.Size())
 		c.mu.Unlock()
 		if credit != nil {
 			c.link.tell(credit)

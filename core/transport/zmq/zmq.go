@@ -30,7 +30,8 @@ import (
 
 // limits bound what a peer can cost.
 type limits struct {
-	// window is how many bytes may be on the way to a peer that has not said that it took them; one message may exceed it.
+	// window is how many bytes may be on the way to a peer that has not said that it took them, at least 1 MiB; one message may
+	// exceed it.
 	window int
 	// queued is how many bytes may wait behind the window. One message may exceed it when nothing else waits.
 	queued int
