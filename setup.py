@@ -72,12 +72,14 @@ def check_compiler(go: str, env: dict[str, str]) -> None:
 def libzmq(env: dict[str, str]) -> str:
     """Lets cgo find libzmq and returns the build tags of the core with it, or without where there is none.
 
-    TQ_LIBZMQ is the folder of a static one (what env.sh sets), ``system``, or ``none``. Without it the static one is made
-    from its pinned source, see build/libzmq.py, or else the system's is taken.
+    TQ_LIBZMQ is the folder of a static one (what env.sh sets), ``system``, or ``none``. Without it the static one is
+    made from its pinned source, see build/libzmq.py, or else the system's is taken.
     """
     choice = env.get("TQ_LIBZMQ", "")
     if not choice:
-        made = subprocess.run([sys.executable, "build/libzmq.py"], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+        made = subprocess.run(
+            [sys.executable, "build/libzmq.py"], cwd=ROOT, env=env, capture_output=True, text=True, check=False
+        )
         choice = made.stdout.strip() if made.returncode == 0 else "system"
     if choice == "system":
         probe = ["g++", "-x", "c++", "-", "-o", os.devnull, "-lzmq"]

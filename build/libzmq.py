@@ -1,8 +1,8 @@
 """Makes libzmq with CURVE as a static library, from the source that a pinned sdist of pyzmq carries.
 
 ``python build/libzmq.py`` prints the folder with ``libzmq.a``, ``include/zmq.h`` and the licences. It lies in the cache
-of all checkouts and is made once. `build/pkg-config` gives its flags to cgo. libzmq 4.3.4 is LGPL-3 with an exception for
-static linking; its own tweetnacl does CURVE, so nothing else is needed, and g++ is enough to compile it.
+of all checkouts and is made once. `build/pkg-config` gives its flags to cgo. libzmq 4.3.4 is LGPL-3 with an exception
+for static linking; its own tweetnacl does CURVE, so nothing else is needed, and g++ is enough to compile it.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ def compile_all(source: Path, cc: str, cxx: str, ar: str) -> Path:
     """libzmq.a of the source, compiled where it lies so that no path gets into it."""
     src = source / "src"
     (src / "platform.hpp").write_text(PLATFORM)
-    names = sorted(p.name for p in src.glob("*.cpp") if not p.name.startswith(LEFT_OUT)) + ["tweetnacl.c"]
+    sources = sorted(path.name for path in src.glob("*.cpp"))
+    names = [*(name for name in sources if not name.startswith(LEFT_OUT)), "tweetnacl.c"]
 
     def one(name: str) -> str:
         compiler = [*cc.split(), "-std=gnu99"] if name.endswith(".c") else [*cxx.split(), "-std=gnu++11"]

@@ -23,7 +23,9 @@ def _options() -> argparse.ArgumentParser:
     serve.add_argument("--namespace", help="name of the session (default: of the configuration)")
     serve.add_argument("--config", help="YAML file laid over the packaged configuration")
     serve.add_argument("--listen", metavar="tcp://HOST:PORT", help="also serve clients of other hosts, at this address")
-    serve.add_argument("--payload-port", type=int, help="port of their payload on the same host (default: any free one)")
+    serve.add_argument(
+        "--payload-port", type=int, help="port of their payload on the same host (default: any free one)"
+    )
     status = commands.add_parser("status", help="print partitions, units and bytes")
     status.add_argument("--namespace", help="name of the session (default: of the configuration)")
     status.add_argument("--json", action="store_true", help="print JSON")
