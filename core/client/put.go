@@ -97,7 +97,8 @@ func (c *Client) putStaged(ctx context.Context, req *Request, put *wire.PutReque
 	select {
 	case g := <-grant:
 		if g.err == nil && c.remote() {
-			return c.putRemote(ctx, req, begun, g, inputs, done)
+			c.putRemote(ctx, req, begun, g, inputs, done)
+			return nil
 		}
 		if g.err == nil {
 			g.err = c.fill(ctx, g.reply, inputs)

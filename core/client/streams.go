@@ -16,10 +16,10 @@ import (
 
 const (
 	// chunk is how many bytes of a put are on their way at a time, and so may have to be sent again.
-	chunk = 64 << 20
+	chunk = 32 << 20
 	// waitingPatience is how long Start sends a caller's memory who does nothing else; others have grantPatience. Then the
 	// rest is copied aside and goes on by itself, so that Ctrl-C is answered and an event loop is not held up.
-	waitingPatience = 120 * time.Millisecond
+	waitingPatience = 180 * time.Millisecond
 )
 
 // remote tells whether payload goes over streams.
@@ -83,9 +83,24 @@ func (o *outgoing) next() (now, rest [][]byte, size int64) {
 	return now, nil, size
 }
 
-// send sends until all has arrived. After an error o is what has not.
-func (c *Client) send(ctx context.Context, o *outgoing) error {
+func (o *outgoing) left() (size int64) {
+	for _, p := range o.pieces {
+		size += int64(len(p))
+	}
+	return size
+}
+
+// errLate says that a put will take longer than its caller can be held up.
+var errLate = tqerr.New(tqerr.DeadlineExceeded, "the rest is sent later")
+
+// send sends until all has arrived. After an error o is what has not. With patience it gives up with errLate at half of it
+// when the pace so far does not suffice to be done in time.
+func (c *Client) send(ctx context.Context, o *outgoing, patience time.Duration) error {
+	begun, sent := time.Now(), int64(0)
 	for len(o.pieces) > 0 {
+		if spent := time.Since(begun); patience > 0 && spent > patience/2 && (sent == 0 || spent*time.Duration(o.left())/time.Duration(sent) > patience-spent) {
+			return errLate
+		}
 		now, rest, size := o.next()
 		err := c.overStreams(ctx, func(s transport.Streamer) error {
 			return s.Send(ctx, transport.Grant{Write: true, ID: o.txn}, o.offset, now)
@@ -93,25 +108,25 @@ func (c *Client) send(ctx context.Context, o *outgoing) error {
 		if err != nil {
 			return err
 		}
-		o.pieces, o.offset = rest, o.offset+size
+		o.pieces, o.offset, sent = rest, o.offset+size, sent+size
 	}
 	return nil
 }
 
 // putRemote sends the bytes of a staged put and commits it.
-func (c *Client) putRemote(ctx context.Context, req *Request, begun time.Time, g granted, inputs []*foreign.Input, done func(*Result)) error {
+func (c *Client) putRemote(ctx context.Context, req *Request, begun time.Time, g granted, inputs []*foreign.Input, done func(*Result)) {
 	patience := grantPatience
 	if req.Waits {
 		patience = waitingPatience
 	}
 	o := outgoingOf(g.reply, inputs)
 	short, cancel := context.WithTimeout(ctx, patience)
-	g.err = c.send(short, o)
-	late := short.Err() != nil
+	g.err = c.send(short, o, patience)
+	late := short.Err() != nil || g.err == error(errLate)
 	cancel()
 	if g.err == nil || !late {
 		c.finish(ctx, g, remaining(req.Timeout, begun), done)
-		return nil
+		return
 	}
 	release, err := c.setAside(o)
 	guard.Go("client put", func() {
@@ -121,14 +136,13 @@ func (c *Client) putRemote(ctx context.Context, req *Request, begun time.Time, g
 		}
 		c.finish(ctx, g, remaining(req.Timeout, begun), done)
 	})
-	return nil
 }
 
 // sendWithin is send with a time limit, 0 for none.
 func (c *Client) sendWithin(ctx context.Context, o *outgoing, timeout time.Duration) error {
 	ctx, cancel := within(ctx, timeout)
 	defer cancel()
-	return c.send(ctx, o)
+	return c.send(ctx, o, 0)
 }
 
 func within(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
@@ -140,11 +154,7 @@ func within(ctx context.Context, timeout time.Duration) (context.Context, contex
 
 // setAside copies what has not arrived yet into memory of our own, which release gives back.
 func (c *Client) setAside(o *outgoing) (release func(), err error) {
-	size := int64(0)
-	for _, p := range o.pieces {
-		size += int64(len(p))
-	}
-	buffer, err := c.opts.Pool.Get(size)
+	buffer, err := c.opts.Pool.Get(o.left())
 	if err != nil {
 		return func() {}, err
 	}

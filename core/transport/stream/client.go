@@ -15,7 +15,7 @@ import (
 
 const (
 	// stripe is how many bytes make another stream worth it; maxStreams bounds them.
-	stripe     = 32 << 20
+	stripe     = 16 << 20
 	maxStreams = 4
 	// maxIdle streams of a pool wait for the next transfer.
 	maxIdle = 8

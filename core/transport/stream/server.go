@@ -221,7 +221,7 @@ func serve(conn net.Conn, t *transfer, peer transport.Peer, lender transport.Len
 			_ = conn.SetWriteDeadline(time.Now().Add(l.Stall))
 			return writeStatus(conn, refused)
 		}
-		return writeBytes(conn, appendStatus(nil, nil), memory, l.Stall)
+		return writeBytes(conn, statusOf(nil), memory, l.Stall)
 	}
 	var err error
 	if refused == nil {

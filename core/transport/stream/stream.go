@@ -77,19 +77,19 @@ func (t *transfer) parse(b []byte) error {
 	return nil
 }
 
-func appendStatus(b []byte, err error) []byte {
+func statusOf(err error) []byte {
 	text := ""
 	if err != nil {
 		text = err.Error()
 	}
 	text = text[:min(len(text), maxText)]
-	b = binary.LittleEndian.AppendUint16(b, uint16(tqerr.CodeOf(err)))
+	b := binary.LittleEndian.AppendUint16(nil, uint16(tqerr.CodeOf(err)))
 	b = binary.LittleEndian.AppendUint16(b, uint16(len(text)))
 	return append(b, text...)
 }
 
 func writeStatus(w io.Writer, err error) error {
-	_, werr := w.Write(appendStatus(nil, err))
+	_, werr := w.Write(statusOf(err))
 	return werr
 }
 

@@ -162,8 +162,8 @@ func FuzzServe(f *testing.F) {
 
 // FuzzStatus reads arbitrary bytes as what a server says.
 func FuzzStatus(f *testing.F) {
-	f.Add(appendStatus(nil, nil))
-	f.Add(appendStatus(nil, tqerr.New(tqerr.NotFound, "gone")))
+	f.Add(statusOf(nil))
+	f.Add(statusOf(tqerr.New(tqerr.NotFound, "gone")))
 	f.Add([]byte{1, 0, 0xff, 0xff})
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		said, err := readStatus(bytes.NewReader(raw))
