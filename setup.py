@@ -139,17 +139,21 @@ def licences(name: str, folder: Path) -> list[Path]:
 
 
 def write_notices(target: Path) -> None:
-    """Collects the licences of Go and of the modules that are linked into the library."""
-    go = find_go()
+    """Collects the licences of Go, of the modules that are linked into the library, and of a static libzmq."""
+    go, env = find_go(), dict(os.environ)
+    tags = libzmq(env)
     template = "{{with .Module}}{{if not .Main}}{{.Path}} {{.Version}}\t{{.Dir}}{{end}}{{end}}"
-    query = [go, "list", "-deps", f"-tags={TAGS},zmq", "-f", template, "./capi"]
-    modules = subprocess.run(query, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    query = [go, "list", "-deps", f"-tags={tags}", "-f", template, "./capi"]
+    modules = subprocess.run(query, cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout.splitlines()
     goroot = subprocess.run([go, "env", "GOROOT"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     parts = []
     for line in [f"Go\t{goroot}", *sorted({line for line in modules if line})]:
         name, _, folder = line.partition("\t")
         texts = (path.read_text(errors="replace") for path in licences(name, Path(folder)))
         parts += [f"{name}\n{'=' * len(name)}\n\n{text.strip()}\n" for text in texts]
+    if os.path.isabs(env.get("TQ_LIBZMQ", "")):
+        texts = (Path(env["TQ_LIBZMQ"], name).read_text() for name in ("COPYING.LESSER", "COPYING"))
+        parts.append("libzmq 4.3.4\n============\n\n" + "\n\n".join(texts))
     target.write_text("\n\n".join(parts))
 
 
