@@ -54,7 +54,23 @@ type Conn struct {
 var _ transport.Streamer = (*Conn)(nil)
 
 // waiter is where the reply to a call arrives; nil when the connection is gone.
-type waiter struct{ reply chan *wire.Reply }
+type waiter struct {
+	reply chan *wire.Reply
+	done  func(*wire.Reply, error) // of a posted request, instead
+}
+
+func (w *waiter) deliver(reply *wire.Reply, gone error) {
+	if w.done == nil {
+		w.reply <- reply
+		return
+	}
+	if reply != nil {
+		if gone = reply.Err(); gone != nil {
+			reply = nil
+		}
+	}
+	w.done(reply, gone)
+}
 
 var waiters = sync.Pool{New: func() any { return &waiter{reply: make(chan *wire.Reply, 1)} }}
 
@@ -251,7 +267,7 @@ func (c *Conn) receive(parts [][]byte) {
 			c.link.tell(credit)
 		}
 		if w := c.take(f.ID); w != nil {
-			w.reply <- &wire.Reply{Code: tqerr.Code(f.Op), Body: f.Body, Payload: f.Payload}
+			w.deliver(&wire.Reply{Code: tqerr.Code(f.Op), Body: f.Body, Payload: f.Payload}, nil)
 		}
 	case wire.FrameCredit:
 		c.link.credit(f.Sequence)
@@ -289,7 +305,7 @@ func (c *Conn) fail(cause error) {
 		c.link.end(lost)
 	}
 	for _, w := range pending {
-		w.reply <- nil
+		w.deliver(nil, lost)
 	}
 }
 
@@ -445,6 +461,22 @@ func (c *Conn) submit(ctx context.Context, f *wire.Frame) error {
 func (c *Conn) Notify(req *wire.Request) error {
 	return c.link.send(&wire.Frame{Type: wire.FrameNotify, Op: uint16(req.Op), Sequence: req.Sequence, Ack: req.Ack,
 		Body: req.Body, Payload: req.Payload}, false)
+}
+
+// Post sends a request on the caller's goroutine and does not wait: it arrives behind all that were posted before, however
+// many wait. It cannot be called off. done is called once with what Call would return, perhaps before Post returns, and must
+// not block.
+func (c *Conn) Post(req *wire.Request, done func(*wire.Reply, error)) {
+	id, err := c.register(&waiter{done: done})
+	if err != nil {
+		done(nil, err)
+		return
+	}
+	err = c.link.send(&wire.Frame{Type: wire.FrameRequest, Op: uint16(req.Op), ID: id, Sequence: req.Sequence, Ack: req.Ack,
+		Timeout: req.Timeout, Body: req.Body, Payload: req.Payload}, false)
+	if err != nil && c.take(id) != nil { // else the end of the connection has told it
+		done(nil, err)
+	}
 }
 
 // Segment implements transport.Conn: memory of another host cannot be mapped.

@@ -104,6 +104,30 @@ func TestAServerThatStopsReading(t *testing.T) {
 	require.NoError(t, c.Close())
 }
 
+func TestPostsKeepTheirOrder(t *testing.T) {
+	leaktest.Check(t)
+	const n = 3000
+	var arrived []uint64
+	s := run(t, serving{serve: func(_ context.Context, _ transport.Peer, req *wire.Request, reply func(*wire.Reply)) {
+		arrived = append(arrived, req.Sequence)
+		reply(&wire.Reply{Body: req.Body})
+	}}, defaultLimits)
+	c := dialed(t, s, 1)
+	answers := make(chan error, n)
+	for i := range uint64(n) {
+		c.Post(&wire.Request{Sequence: i, Body: make([]byte, i*7%50_000)}, func(_ *wire.Reply, err error) { answers <- err })
+	}
+	for range n {
+		require.NoError(t, <-answers)
+	}
+	for i, sequence := range arrived {
+		require.EqualValues(t, i, sequence)
+	}
+	require.NoError(t, c.Close())
+	c.Post(&wire.Request{}, func(_ *wire.Reply, err error) { answers <- err })
+	require.Equal(t, tqerr.Unavailable, tqerr.CodeOf(<-answers))
+}
+
 func TestAClientThatLeavesInEveryState(t *testing.T) {
 	leaktest.Check(t)
 	waiting := make(chan context.Context, 64)
