@@ -34,6 +34,9 @@ func (c *call) get() (any, error) {
 	if err := c.decode(&req); err != nil {
 		return nil, err
 	}
+	if c.remote {
+		req.Views = false // a client that cannot map memory has no use for them
+	}
 	r := &read{s: c.s}
 	if err := r.begin(&req); err != nil {
 		return nil, err
@@ -115,6 +118,12 @@ func (c *call) found(ctx context.Context, r *read, req *wire.GetRequest) (any, e
 		payload, err := r.copyOut(columns, total)
 		r.release()
 		return payloadReply{reply, payload}, err
+	}
+	if c.remote {
+		if err := c.s.shareRead(r, columns); err != nil {
+			r.release()
+			return nil, err
+		}
 	}
 	return reply, c.keepRead(r, req, reply)
 }

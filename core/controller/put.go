@@ -22,6 +22,7 @@ type txn struct {
 	units  []uint32 // per row, where its cells are staged
 	shares []share
 	inline []byte // the payload, when it came with the request and is not staged
+	loans  *loans // of a write in two steps
 }
 
 // share is the part of a write that one unit stores.
@@ -147,6 +148,7 @@ func (c *call) grant(t *txn) (any, error) {
 		t.abort()
 		return nil, tqerr.New(tqerr.InvalidArgument, "a write in two steps needs a sequence")
 	}
+	t.loans = &loans{}
 	if err := c.client.keepTxn(id, t); err != nil {
 		t.abort()
 		return nil, err

@@ -156,6 +156,7 @@ type call struct {
 	cancel context.CancelFunc // of a request with a sequence
 	handle handler
 	client *client
+	remote bool // the client cannot map the units' memory
 	req    *wire.Request
 	reply  func(*wire.Reply) // of the transport
 	undo   func()            // set by a handler: gives back what its reply grants
@@ -215,7 +216,7 @@ var handlers = map[wire.Op]handler{
 // Serve implements transport.Handler.
 func (s *Server) Serve(ctx context.Context, peer transport.Peer, req *wire.Request, reply func(*wire.Reply)) {
 	handle, known := handlers[req.Op]
-	c := &call{s: s, ctx: ctx, handle: handle, req: req, reply: reply}
+	c := &call{s: s, ctx: ctx, handle: handle, req: req, reply: reply, remote: !peer.Local}
 	var err error
 	switch c.client = s.clientOf(ctx, peer); {
 	case !known:
