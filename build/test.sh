@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Everything that has to pass: set-up, build, lint and types, Go with and without cgo, the C boundary, pytest, and the
-# acceptance cases where they lie beside the checkout. Runs every part and reports at the end which failed.
+# acceptance cases where they lie beside the checkout, embedded and on Ray. Runs every part and reports at the end which failed.
 #
 #   bash build/test.sh            all parts
-#   bash build/test.sh go tests   these parts: check go boundary tests cases
+#   bash build/test.sh go tests   these parts: check go boundary tests cases cases-ray
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 cd "$ROOT"
 
@@ -77,16 +77,25 @@ test_boundary() {
 
 test_python() { TMPDIR=$SCRATCH logged tests.log "$PY" -m pytest; }
 
-test_cases() {
+# run_cases <log> <argument>...: Python writes beside the cases, which may be read-only.
+run_cases() {
     [ -d "$CASES" ] || { echo "no acceptance cases beside this checkout"; return 0; }
     rm -rf .out/cases
     mkdir -p .out/cases
-    cp -r "$CASES/." .out/cases  # Python writes beside the cases, which may be read-only
+    cp -r "$CASES/." .out/cases
     chmod -R u+w .out/cases
-    TMPDIR=$SCRATCH logged cases.log "$PY" build/cases.py .out/cases
+    TMPDIR=$SCRATCH logged "$1" "$PY" build/cases.py .out/cases "${@:2}"
 }
 
-parts="build ${*:-check go boundary tests cases}"
+test_cases() { run_cases cases.log; }
+
+# A local Ray is one machine for itself: its sockets have long names, and it has to bind to loopback.
+test_cases_ray() {
+    mkdir -p "$SCRATCH/ray"
+    RAY_TMPDIR=$SCRATCH/ray RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 TQ_CASES_RUNTIME=ray run_cases cases-ray.log --timeout 120
+}
+
+parts="build ${*:-check go boundary tests cases cases-ray}"
 rm -rf "$LOGS"
 part build build_core
 built=${#failed[@]}
@@ -96,13 +105,14 @@ if [ "$built" = 0 ]; then
     part boundary test_boundary
     part tests test_python
     part cases test_cases
+    part cases-ray test_cases_ray
 fi
 
 echo
 printf '%s\n' "${report[@]}"
 [ ${#failed[@]} = 0 ] || echo "failed: ${failed[*]}"
-[ "$built" = 0 ] || echo "not run without a library: boundary, tests, cases"
-for log in tests cases; do
+[ "$built" = 0 ] || echo "not run without a library: boundary, tests, cases, cases-ray"
+for log in tests cases cases-ray; do
     [ ! -s "$LOGS/$log.log" ] || tail -n 1 "$LOGS/$log.log"
 done
 [ ${#failed[@]} = 0 ]

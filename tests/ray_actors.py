@@ -44,7 +44,9 @@ class Racer:
         from transfer_queue import _ray, _session, config
 
         session = _session.open_session(config.load(conf))
-        return session.id, _ray.actors().owner
+        actors = _ray.actors()
+        assert actors is not None
+        return session.id, actors.owner
 
     def create_only(self, conf: Any) -> int:
         """Create the controller and store no configuration."""

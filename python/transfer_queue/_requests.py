@@ -63,7 +63,19 @@ def fetch_seconds(timeout: float | None) -> float:
 def _name(what: str, value: Any) -> str:
     if not isinstance(value, str):
         raise WrongTypeError(f"{what}: got {type(value).__name__}, want a str")
+    _refuse_surrogates(what, [value], "")
     return value
+
+
+def _refuse_surrogates(what: str, names: list[str], op: str) -> None:
+    """Raise for a name that is no text that can be written."""
+    if "".join(names).isascii():
+        return
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgumentError(f"{what} {name!r}: {error.reason}", op) from None
 
 
 def _key_list(keys: Any, op: str) -> list[str]:
@@ -75,11 +87,11 @@ def _key_list(keys: Any, op: str) -> list[str]:
 
 
 def _all_str(what: str, names: list[Any], op: str) -> list[str]:
-    if set(map(type, names)) <= {str}:
-        return names
-    for i, name in enumerate(names):
-        if not isinstance(name, str):
-            raise WrongTypeError(f"{what}[{i}]: got {type(name).__name__}, want a str", op)
+    if not set(map(type, names)) <= {str}:
+        for i, name in enumerate(names):
+            if not isinstance(name, str):
+                raise WrongTypeError(f"{what}[{i}]: got {type(name).__name__}, want a str", op)
+    _refuse_surrogates(what, names, op)
     return names
 
 
@@ -110,6 +122,17 @@ def _ints(numbers: Sequence[int]) -> bytes:
 
 def _read_ints(raw: bytes | None) -> list[int]:
     return array("q", raw or b"").tolist()
+
+
+def batch_meta(metadata: Any, op: str) -> BatchMeta:
+    """The metadata of a call, once it is known to be some.
+
+    Raises:
+        WrongTypeError: it is something else (a TypeError).
+    """
+    if not isinstance(metadata, BatchMeta):
+        raise WrongTypeError(f"metadata: got {type(metadata).__name__}, want a BatchMeta", op)
+    return metadata
 
 
 def _samples(metadata: BatchMeta) -> list[bytes]:
@@ -189,6 +212,7 @@ def _put_call(
     last: bool = False,
 ) -> Call[Any]:
     names = packed.names if packed else []
+    _refuse_surrogates("field", names, "")
     body = encode([partition, _strings(keys), samples, insert, encode(names), tags, update, native, function, last])
     call = Call(Op.PUT, body, read, timeout=seconds(timeout, session.timeout_s))
     if packed:
@@ -417,7 +441,7 @@ def put(
         if partition_id is None:
             raise InvalidArgumentError("partition_id must be provided if there is no metadata", op)
         return _insert(session, packed, _name("partition_id", partition_id), function, timeout, more, bool(is_last))
-    if metadata.size == 0:
+    if batch_meta(metadata, op).size == 0:
         raise InvalidArgumentError("metadata cannot be empty: got no samples, want at least one", op)
     if metadata.size != packed.rows:
         raise InvalidArgumentError(f"data: got {packed.rows} rows, want {metadata.size} as in the metadata", op)
@@ -485,7 +509,7 @@ def _insert(
 
 def update(session: Session, metadata: BatchMeta, values: Any, merge_fn: Any, timeout: float | None) -> Call[BatchMeta]:
     op = "update"
-    packed = _table(values, metadata.size, op)
+    packed = _table(values, batch_meta(metadata, op).size, op)
     native, function = _merge(merge_fn, op)
 
     def read(reply: Reply) -> BatchMeta:
@@ -721,6 +745,8 @@ def get_meta(
     if mode == "fetch" and not isinstance(task_name, str):
         raise InvalidArgumentError(f"task_name {task_name!r}: want the name of the consuming task", op)
     partition = _name("partition_id", partition_id)
+    if isinstance(task_name, str):
+        _refuse_surrogates("task_name", [task_name], op)
     size = batch_size if mode != "force_fetch" else 0
     sampling = _sampling(sampling_config, op)
     body = encode([partition, mode, _strings(fields or []), size, task_name or "", sampling])

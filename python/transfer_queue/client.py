@@ -200,14 +200,16 @@ class AsyncTransferQueueClient:
         return await self._await(_requests.update(self._session(timeout), metadata, values, merge_fn, timeout))
 
     async def async_get_data(
-        self, metadata: BatchMeta, layout: str | None = None, copy: bool = True, timeout: float | None = None
+        self, metadata: BatchMeta | None, layout: str | None = None, copy: bool = True, timeout: float | None = None
     ) -> TensorDict:
         """Read the fields of the samples; see ``kv_batch_get`` for ``layout`` and ``copy``.
 
         Raises:
             StorageKeyNotFoundError: a sample was cleared meanwhile (a KeyError).
         """
-        if not metadata.size or not metadata.field_names:
+        if metadata is None:  # as programs of the peer package have it on ranks that read nothing
+            metadata = BatchMeta.empty()
+        if not _requests.batch_meta(metadata, "get_data").size or not metadata.field_names:
             return TensorDict({}, batch_size=[0])
         parts = [
             await self._await(_requests.get_data(self._session(timeout), part, layout, copy, timeout))
@@ -217,7 +219,7 @@ class AsyncTransferQueueClient:
 
     async def async_clear_samples(self, metadata: BatchMeta, timeout: float | None = None) -> None:
         """Remove the samples. Those that are gone already are ignored."""
-        if metadata.size:
+        if _requests.batch_meta(metadata, "clear_samples").size:
             for part in _by_partition(metadata):
                 await self._await(_requests.clear_samples(self._session(timeout), part, None, timeout))
 
@@ -257,7 +259,7 @@ class AsyncTransferQueueClient:
 
     async def async_set_custom_meta(self, metadata: BatchMeta, timeout: float | None = None) -> None:
         """Store the tags of the metadata as those of its samples."""
-        if metadata.size:
+        if _requests.batch_meta(metadata, "set_custom_meta").size:
             for part in _by_partition(metadata):
                 await self._await(_requests.set_custom_meta(self._session(timeout), part, timeout))
 
@@ -458,7 +460,7 @@ class TransferQueueClient(AsyncTransferQueueClient):
 
     def get_data(
         self,
-        metadata: BatchMeta,
+        metadata: BatchMeta | None,
         layout: str | None = None,
         copy: bool = True,
         timeout: float | None = None,

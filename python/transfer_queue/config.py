@@ -141,12 +141,12 @@ def _is_config(value: Any) -> bool:
 
 
 def _guarded(value: Any) -> Any:
-    """Wraps objects that OmegaConf would turn into configs of its own: a sampler may be a dataclass."""
+    """Wraps objects that OmegaConf would turn into configs of its own, as a sampler that is a dataclass, or refuse."""
     from omegaconf import AnyNode
 
     if isinstance(value, Mapping):
         return {key: _guarded(inner) for key, inner in value.items()}
-    if dataclasses.is_dataclass(value) or hasattr(value, "__attrs_attrs__"):
+    if isinstance(value, type) or dataclasses.is_dataclass(value) or hasattr(value, "__attrs_attrs__"):
         return AnyNode(value, flags={"allow_objects": True})
     return value
 

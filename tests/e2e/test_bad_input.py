@@ -314,3 +314,44 @@ def test_wrong_configuration_opens_nothing(runtime_dir: Any, conf: Any, name: st
     assert not list(runtime_dir.iterdir())
     with pytest.raises(AssertionError):
         tq.get_client()
+
+
+@pytest.mark.parametrize("wrong", [None, 3, ["a"]])
+def test_what_is_no_metadata_is_refused_by_name(tq: Any, wrong: Any) -> None:
+    client, row = tq.get_client(), TensorDict({"x": torch.zeros(1)}, batch_size=[1])
+    calls: list[Callable[[Any], Any]] = [
+        client.clear_samples,
+        client.set_custom_meta,
+        lambda meta: client.update(meta, row, "add"),
+    ]
+    if wrong is None:
+        assert client.get_data(None).batch_size == torch.Size([0])
+    else:
+        calls += [client.get_data, lambda meta: client.put(row, metadata=meta)]
+    for call in calls:
+        with pytest.raises(TypeError, match=f"metadata: got {type(wrong).__name__}, want a BatchMeta"):
+            call(wrong)
+    assert tq.kv_list() == {}
+
+
+@pytest.mark.parametrize("wrong", [dict, 3, object()])
+def test_what_is_no_sampler_is_refused(runtime_dir: Any, wrong: Any) -> None:
+    import transfer_queue
+
+    with pytest.raises(TypeError, match=r"controller\.sampler: got"):
+        transfer_queue.init({"controller": {"sampler": wrong}})
+
+
+@pytest.mark.parametrize("what", ["key", "partition_id", "field", "task_name", "keys"])
+def test_a_name_that_is_no_text_is_refused_by_name(tq: Any, what: str) -> None:
+    bad, row = "a\ud800", {"x": torch.zeros(1)}
+    calls: dict[str, Callable[[], Any]] = {
+        "key": lambda: tq.kv_put(bad, "p", row),
+        "partition_id": lambda: tq.get_client().clear_partition(bad),
+        "field": lambda: tq.kv_put("k", "p", {bad: torch.zeros(1)}),
+        "task_name": lambda: tq.get_client().get_meta(["x"], 1, "p", task_name=bad),
+        "keys": lambda: tq.kv_batch_get(["fine", bad], "p"),
+    }
+    with pytest.raises(ValueError, match=rf"{what} 'a\\ud800'"):
+        calls[what]()
+    assert tq.kv_list() == {}

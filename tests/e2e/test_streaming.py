@@ -60,7 +60,7 @@ def stream(tq: Any) -> Callable[..., StreamingDataset]:
             "dp_rank": 0,
             "should_check_consumption_status": True,
         }
-        return StreamingDataset(config, **{**settings, **changed})  # type: ignore[arg-type]
+        return StreamingDataset(config, **{**settings, **changed})
 
     return make
 
@@ -386,7 +386,7 @@ def test_spawned_workers(tq: Any, stream: Any) -> None:
 
 def test_functions_and_collation(tq: Any, stream: Any, caplog: pytest.LogCaptureFixture) -> None:
     want = produce(tq, 8)
-    started = []
+    started: list[Any] = []
 
     def fetch(client: Any, fields: Any, size: int, partition: str, task: str, sampling: Any, number: int) -> Any:
         got = default_fetch_batch_fn(client, fields, size, partition, task, sampling, number)

@@ -60,7 +60,16 @@ class Units:
         return {unit.unit_id: unit.memory_used_bytes for unit in self.tq.list_units()}
 
     def signal(self, name: str, number: int) -> None:
-        self.children[name].signal(number)
+        child = self.children[name]
+        child.signal(number)
+        if number == signal.SIGSTOP:
+            until(lambda: _stopped(child.pid), f"process {child.pid} has stopped")
+
+
+def _stopped(pid: int) -> bool:
+    """Whether no thread of a process runs any more, which is a moment after it was told to stop."""
+    states = [path.read_text().rsplit(")", 1)[1].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return set(states) == {"T"}
 
 
 def session_call(session: Any, call: Any) -> Any:
@@ -225,7 +234,7 @@ def test_a_unit_is_killed(units: Units, width: int) -> None:
         lambda: tq.kv_batch_update([dead], "p", _batch([1.0], width), lambda old, new: new),
     ):
         with pytest.raises(UnavailableError, match="unit-a"):
-            call()
+            call()  # type: ignore[no-untyped-call]
     assert tq.kv_batch_get([alive], "p")["n"].tolist() == [float(alive[1:])]
     tq.kv_batch_update([alive], "p", _batch([1.0], width), lambda old, new: old + new)
     fresh = [f"new{i}" for i in range(4)]
@@ -259,7 +268,7 @@ def test_a_unit_that_hangs_holds_up_only_who_needs_it(units: Units) -> None:
         ):
             started = time.monotonic()
             with pytest.raises(TimeoutError):
-                call()
+                call()  # type: ignore[no-untyped-call]
             assert time.monotonic() - started < 5
         started = time.monotonic()
         assert tq.kv_batch_get([alive], "p")["n"].tolist() == [float(alive[1:])]
