@@ -41,7 +41,7 @@ func (c *call) get() (any, error) {
 	if err := r.begin(&req); err != nil {
 		return nil, err
 	}
-	if !slices.ContainsFunc(r.readings, func(reading unit.Reading) bool { return !reading.Ready() }) {
+	if !r.waits(c.remote) {
 		return c.found(c.ctx, r, &req)
 	}
 	return c.later(func(ctx context.Context) (any, error) { return c.found(ctx, r, &req) })
@@ -80,6 +80,12 @@ func (r *read) begin(req *wire.GetRequest) (err error) {
 		}))
 	}
 	return nil
+}
+
+// waits reports that a unit has not answered yet, or may have to be asked for its memory, which streams need.
+func (r *read) waits(streams bool) bool {
+	return slices.ContainsFunc(r.readings, func(reading unit.Reading) bool { return !reading.Ready() }) ||
+		streams && slices.ContainsFunc(r.shares, func(sh share) bool { return sh.unit.waits() })
 }
 
 // wait collects what the units have found, all or nothing.

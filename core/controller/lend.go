@@ -1,7 +1,6 @@
 package controller
 
 import (
-	"slices"
 	"sync"
 
 	"transferqueue/core/store"
@@ -22,46 +21,51 @@ func (s *Server) Lend(peer transport.Peer, grant transport.Grant, stop func()) (
 	if c == nil {
 		return nil, nil, errGone
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if grant.Write {
-		return c.lendWrite(grant.ID, stop)
+		return c.lendWriteLocked(grant.ID, stop)
 	}
-	return c.lendRead(grant.ID)
+	return c.lendReadLocked(grant.ID, stop)
 }
 
-func (c *client) lendWrite(id uint64, stop func()) ([][]byte, func(), error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+func (c *client) lendWriteLocked(id uint64, stop func()) ([][]byte, func(), error) {
 	t := c.mu.txns[id]
-	if t == nil {
+	switch {
+	case t == nil:
 		return nil, nil, tqerr.New(tqerr.NotFound, "write %d is not in progress", id)
+	case t.memory == nil:
+		return nil, nil, tqerr.New(tqerr.InvalidState, "write %d was granted to a client that maps its memory", id)
 	}
-	var memory [][]byte
-	for _, sh := range t.shares {
-		for _, b := range sh.staged.Blocks() {
-			bytes, err := sh.unit.Bytes(b)
-			if err != nil {
-				return nil, nil, err
-			}
-			memory = append(memory, bytes)
-		}
-	}
-	return memory, t.loans.begin(stop), nil
+	return t.memory, t.loans.begin(stop), nil
 }
 
-func (c *client) lendRead(id uint64) ([][]byte, func(), error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+func (c *client) lendReadLocked(id uint64, stop func()) ([][]byte, func(), error) {
 	for _, l := range c.mu.leases[id] {
 		if shared, ok := l.(*sharedLease); ok {
-			shared.take()
-			return shared.memory, shared.Release, nil
+			return shared.memory, shared.lend(stop), nil
 		}
 	}
 	return nil, nil, tqerr.New(tqerr.NotFound, "the lease %d of a read has ended", id)
 }
 
-// loans are the streams that write into the memory of one write. Nobody begins one after recall, because the write has left
-// the table of its client before.
+// findMemory looks up the memory of a staged write for streams. It may wait for units in other processes.
+func (t *txn) findMemory() error {
+	t.memory = [][]byte{}
+	for _, sh := range t.shares {
+		for _, b := range sh.staged.Blocks() {
+			bytes, err := sh.unit.Bytes(b)
+			if err != nil {
+				return err
+			}
+			t.memory = append(t.memory, bytes)
+		}
+	}
+	return nil
+}
+
+// loans are the streams that write into the memory of one write, or those that read memory of units in other processes.
+// Nobody begins one after recall: what it is for has left the table of its client before.
 type loans struct {
 	mu    sync.Mutex
 	stops map[*byte]func()
@@ -102,26 +106,23 @@ func (l *loans) recall() {
 type sharedLease struct {
 	leases []store.Lease
 	memory [][]byte
+	loans  *loans // of streams that Close has to stop before it unmaps the memory; nil: it stays mapped
 	mu     sync.Mutex
 	users  int
 }
 
-// shareRead makes the leases of a read one that streams can use. Memory of units in other processes is copied: a stream
-// may still read when it is unmapped.
+// shareRead makes the leases of a read one that streams can use. It may wait for units in other processes.
 func (s *Server) shareRead(r *read, columns []wire.GetColumn) error {
 	shared := &sharedLease{users: 1}
-	s.mapped.RLock()
-	defer s.mapped.RUnlock()
 	for i := range columns {
 		for _, run := range columns[i].Runs {
 			n := s.node(run.Unit)
-			b := store.Block{Segment: run.Block.Segment, Offset: run.Block.Offset, Size: run.Block.Size}
-			bytes, err := n.Bytes(b)
+			bytes, err := n.Bytes(store.Block{Segment: run.Block.Segment, Offset: run.Block.Offset, Size: run.Block.Size})
 			if err != nil {
 				return err
 			}
 			if n.waits() {
-				bytes = slices.Clone(bytes)
+				shared.loans = &s.lent
 			}
 			shared.memory = append(shared.memory, bytes)
 		}
@@ -133,10 +134,19 @@ func (s *Server) shareRead(r *read, columns []wire.GetColumn) error {
 	return nil
 }
 
-func (l *sharedLease) take() {
+// lend counts a stream. Called with the lock of the client held, in whose table the lease is.
+func (l *sharedLease) lend(stop func()) (done func()) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	l.users++
+	l.mu.Unlock()
+	if l.loans == nil {
+		return l.Release
+	}
+	back := l.loans.begin(stop)
+	return func() {
+		back()
+		l.Release()
+	}
 }
 
 // Columns implements store.Lease.

@@ -75,8 +75,10 @@ type Server struct {
 	saves   saves
 	metrics counters
 	blob    atomic.Pointer[[]byte] // configuration of the session
-	// mapped is held for reading by who touches the memory of units in other processes; Close unmaps it.
+	// mapped is held for reading by who touches the memory of units in other processes; Close unmaps it. Streams do not hold
+	// it, because they last as long as the network likes: those that write are stopped by Gone, those that read by lent.
 	mapped sync.RWMutex
+	lent   loans
 }
 
 // New starts a server over units that nobody else uses.
@@ -132,6 +134,7 @@ func (s *Server) Close() {
 		for _, n := range all {
 			n.disconnect()
 		}
+		s.lent.recall()
 		s.mapped.Lock()
 		defer s.mapped.Unlock()
 		for _, n := range all {

@@ -206,6 +206,7 @@ func (p *proxy) carryStream(client, server net.Conn, first []byte, address strin
 		return
 	}
 	var both sync.WaitGroup
+	var answered atomic.Bool
 	both.Add(2)
 	for _, way := range [][2]net.Conn{{client, server}, {server, client}} {
 		guard.Go("proxy: payload", func() {
@@ -216,6 +217,9 @@ func (p *proxy) carryStream(client, server net.Conn, first []byte, address strin
 				n, err := way[0].Read(buf)
 				if err != nil {
 					return
+				}
+				if way[0] == server {
+					answered.Store(true)
 				}
 				if p.unlucky() {
 					n = rand.IntN(n + 1)
@@ -229,7 +233,7 @@ func (p *proxy) carryStream(client, server net.Conn, first []byte, address strin
 		})
 	}
 	both.Wait()
-	if p.calm.Load() {
+	if p.calm.Load() || !answered.Load() { // a cut may come before the server has read the ticket
 		return
 	}
 	again, err := net.Dial("tcp", address)

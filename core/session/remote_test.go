@@ -150,36 +150,95 @@ const (
 )
 
 func TestDataCrossesTCP(t *testing.T) {
-	checkRemote(t)
-	cfg := config(t)
-	here := owner(t, listening(cfg))
-	there := open(t, reaching(cfg, here.Info.Address))
-	require.Equal(t, here.Info.Session, there.Info.Session)
-	require.Equal(t, here.Info.PID, there.Info.PID)
-	require.Equal(t, []byte("settings"), there.Info.Blob)
-	a := &writer{there, foreigntest.New(t, 300<<20)}
-	b := &writer{here, foreigntest.New(t, 8<<20)}
-	for _, width := range []int{narrow, wide, 5 << 20} {
-		require.NoError(t, a.put(putBody{Keys: wire.Strings{"a", "b", "c"}}, width, 1, 2, 3))
-		require.NoError(t, a.put(putBody{Keys: wire.Strings{"b"}, Update: true, Merge: "add"}, width, 40))
-		for _, w := range []*writer{a, b} {
-			got, err := w.values("c", "b", "a")
-			require.NoError(t, err)
-			require.Equal(t, []int64{3, 42, 1}, got)
-		}
-		require.NoError(t, a.clear("a", "b", "c"))
+	for name, elsewhere := range map[string]bool{"units here": false, "units elsewhere": true} {
+		t.Run(name, func(t *testing.T) {
+			checkRemote(t)
+			cfg := config(t)
+			here := ownerOver(t, listening(cfg), elsewhere)
+			there := open(t, reaching(cfg, here.Info.Address))
+			require.Equal(t, here.Info.Session, there.Info.Session)
+			require.Equal(t, here.Info.PID, there.Info.PID)
+			require.Equal(t, []byte("settings"), there.Info.Blob)
+			a := &writer{there, foreigntest.New(t, 300<<20)}
+			b := &writer{here, foreigntest.New(t, 8<<20)}
+			for _, width := range []int{narrow, wide, 5 << 20} {
+				require.NoError(t, a.put(putBody{Keys: wire.Strings{"a", "b", "c"}}, width, 1, 2, 3))
+				require.NoError(t, a.put(putBody{Keys: wire.Strings{"b"}, Update: true, Merge: "add"}, width, 40))
+				for _, w := range []*writer{a, b} {
+					got, err := w.values("c", "b", "a")
+					require.NoError(t, err)
+					require.Equal(t, []int64{3, 42, 1}, got)
+				}
+				require.NoError(t, a.clear("a", "b", "c"))
+			}
+			_, err := a.values("a")
+			require.Error(t, err)
+			require.NoError(t, there.Close(time.Second))
+		})
 	}
-	_, err := a.values("a")
-	require.Error(t, err)
+}
+
+// ownerOver is owner over units in its own process, or over two in processes of their own.
+func ownerOver(t *testing.T, cfg *session.Config, elsewhere bool) *session.Session {
+	if !elsewhere {
+		return owner(t, cfg)
+	}
+	first, second := spawn(t, asUnit(cfg, "unit-a")), spawn(t, asUnit(cfg, "unit-b"))
+	s := owner(t, in(cfg, func(c *session.Config) { c.Units = -1 }))
+	require.NoError(t, join(s, first(), second()))
+	return s
+}
+
+// A unit that dies while a client of another host uses it: requests that need it say so, and the others go on.
+func TestAUnitDiesUnderARemoteClient(t *testing.T) {
+	checkRemote(t)
+	cfg := listening(config(t))
+	units := []func() *process{spawn(t, asUnit(cfg, "unit-a")), spawn(t, asUnit(cfg, "unit-b"))}
+	here := open(t, in(cfg, func(c *session.Config) { c.Units = -1 }))
+	doomed := units[0]()
+	require.NoError(t, join(here, doomed))
+	there := open(t, reaching(cfg, here.Info.Address))
+	w := &writer{there, foreigntest.New(t, 64<<20)}
+	require.NoError(t, w.put(putBody{Keys: wire.Strings{"lost"}}, wide, 1))
+	require.NoError(t, join(here, units[1]()))
+
+	results := make(chan error, 1)
+	guard.Go("test: writer", func() {
+		for {
+			if err := w.put(putBody{Keys: wire.Strings{"lost"}}, 2<<20, 2); err != nil {
+				results <- err
+				return
+			}
+		}
+	})
+	time.AfterFunc(50*time.Millisecond, func() { _ = doomed.cmd.Process.Kill() })
+	err := <-results
+	require.Equal(t, tqerr.Unavailable, tqerr.CodeOf(err))
+	require.ErrorContains(t, err, "unit-a")
+	_, err = w.values("lost")
+	require.Equal(t, tqerr.Unavailable, tqerr.CodeOf(err))
+	require.ErrorContains(t, err, "unit-a")
+	for _, width := range []int{narrow, wide} {
+		require.NoError(t, w.put(putBody{Keys: wire.Strings{"fresh"}}, width, 3))
+		got, err := w.values("fresh")
+		require.NoError(t, err)
+		require.Equal(t, []int64{3}, got)
+	}
 	require.NoError(t, there.Close(time.Second))
 }
 
 // A network that delays, cuts and repeats at random: every request succeeds and has happened once.
 func TestExactlyOnceOverTCP(t *testing.T) {
+	for name, elsewhere := range map[string]bool{"units here": false, "units elsewhere": true} {
+		t.Run(name, func(t *testing.T) { exactlyOnce(t, elsewhere) })
+	}
+}
+
+func exactlyOnce(t *testing.T, elsewhere bool) {
 	checkRemote(t)
 	cfg := listening(config(t))
 	cfg.PayloadPort = freePort(t)
-	here := owner(t, cfg)
+	here := ownerOver(t, cfg, elsewhere)
 	_, port, err := zmq.ParseAddress(here.Info.Address)
 	require.NoError(t, err)
 	p := &proxy{cut: 0.02, twice: 0.1, delay: 3 * time.Millisecond}

@@ -26,6 +26,6 @@ type Streamer interface {
 // Lender is a Handler that lends streams the memory of what it has granted.
 type Lender interface {
 	// Lend gives the memory of a grant of a peer until done is called, which must happen. The server calls stop, from any
-	// goroutine, when it needs the memory of a write back, and waits for done. NotFound is a grant that has ended or never was.
+	// goroutine, when it needs the memory back, and waits for done. NotFound is a grant that has ended or never was.
 	Lend(peer Peer, grant Grant, stop func()) (memory [][]byte, done func(), err error)
 }
