@@ -46,9 +46,21 @@ func plain(b *testing.B, size int) func() {
 // BenchmarkRemote does the requests of the targets in turns, so that what else the machine does hits all of them: 256 MiB
 // dense beside a plain stream, one row, and 1024 rows of a kilobyte.
 func BenchmarkRemote(b *testing.B) {
+	for name, elsewhere := range map[string]bool{"units here": false, "units elsewhere": true} {
+		b.Run(name, func(b *testing.B) { benchmarkRemote(b, elsewhere) })
+	}
+}
+
+func benchmarkRemote(b *testing.B, elsewhere bool) {
 	cfg := &session.Config{Mode: "own", Dir: b.TempDir(), Namespace: "n", TimeoutMS: 5000, Units: 2, Listen: "tcp://127.0.0.1:0", Token: token}
+	var units []*process
+	if elsewhere {
+		first, second := spawn(b, asUnit(cfg, "unit-a")), spawn(b, asUnit(cfg, "unit-b"))
+		cfg.Units, units = -1, []*process{first(), second()}
+	}
 	owner, err := session.Open(context.Background(), cfg)
 	require.NoError(b, err)
+	require.NoError(b, join(owner, units...))
 	b.Cleanup(func() { require.NoError(b, owner.Close(time.Second)) })
 	s, err := session.Open(context.Background(), &session.Config{Address: owner.Info.Address, Token: token, TimeoutMS: 5000})
 	require.NoError(b, err)
