@@ -4,6 +4,7 @@ go 1.24
 
 require (
 	github.com/klauspost/compress v1.18.0
+	github.com/pebbe/zmq4 v1.4.0
 	github.com/stretchr/testify v1.11.1
 	github.com/vmihailenco/msgpack/v5 v5.4.1
 	golang.org/x/sys v0.30.0

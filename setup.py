@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -20,6 +21,7 @@ ROOT = Path(__file__).resolve().parent
 OUT = ROOT / ".out"
 LIBRARY = "transfer_queue/_core.so"
 NOTICES = "transfer_queue/_core_licenses.txt"
+TAGS = "netgo,osusergo"
 EXPORTS = ROOT / "build" / "exports.map"
 
 # Where the installers of go.dev put Go, which a login shell often has in PATH and a build started by a tool does not.
@@ -67,6 +69,33 @@ def check_compiler(go: str, env: dict[str, str]) -> None:
         )
 
 
+def libzmq(env: dict[str, str]) -> str:
+    """Lets cgo find libzmq and returns the build tags of the core with it, or without where there is none.
+
+    TQ_LIBZMQ is the folder of a static one (what env.sh sets), ``system``, or ``none``. Without it the static one is
+    made from its pinned source, see build/libzmq.py, or else the system's is taken.
+    """
+    choice = env.get("TQ_LIBZMQ", "")
+    if not choice:
+        made = subprocess.run(
+            [sys.executable, "build/libzmq.py"], cwd=ROOT, env=env, capture_output=True, text=True, check=False
+        )
+        choice = made.stdout.strip() if made.returncode == 0 else "system"
+    if choice == "system":
+        probe = ["g++", "-x", "c++", "-", "-o", os.devnull, "-lzmq"]
+        source = "#include <zmq.h>\nint main() { return zmq_errno(); }\n"
+        if subprocess.run(probe, env=env, input=source, text=True, capture_output=True, check=False).returncode != 0:
+            print("warning: built without libzmq: sessions serve one host only. It needs g++, and pip or libzmq3-dev.")
+            choice = "none"
+    if choice == "none":
+        return TAGS
+    env["TQ_LIBZMQ"], env["PKG_CONFIG"] = choice, str(ROOT / "build" / "pkg-config")
+    key = f"-DTQ_LIBZMQ_KEY=0x{choice.rpartition('-')[2]}" if choice != "system" else "-DTQ_LIBZMQ_KEY=0"
+    if key not in env.get("CGO_CFLAGS", ""):  # Go's cache does not see what pkg-config prints
+        env["CGO_CFLAGS"] = f"{env.get('CGO_CFLAGS', '-g -O2')} {key}"
+    return f"{TAGS},zmq"
+
+
 def link_flags() -> str:
     """Go splits -extldflags itself, hence the quotes around what holds a path."""
     external = [
@@ -93,7 +122,7 @@ def build_core() -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)  # go build does not replace its output in one step
         if library.exists() and library.stat().st_mtime < EXPORTS.stat().st_mtime:
             library.unlink()  # Go does not see that what the linker reads has changed
-        command = [go, "build", "-buildmode=c-shared", "-trimpath", "-buildvcs=false", "-tags=netgo,osusergo"]
+        command = [go, "build", "-buildmode=c-shared", "-trimpath", "-buildvcs=false", f"-tags={libzmq(env)}"]
         command += ["-ldflags=" + link_flags(), "-o", str(library), "./capi"]
         status = subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
         if status != 0:
@@ -110,17 +139,21 @@ def licences(name: str, folder: Path) -> list[Path]:
 
 
 def write_notices(target: Path) -> None:
-    """Collects the licences of Go and of the modules that are linked into the library."""
-    go = find_go()
+    """Collects the licences of Go, of the modules that are linked into the library, and of a static libzmq."""
+    go, env = find_go(), dict(os.environ)
+    tags = libzmq(env)
     template = "{{with .Module}}{{if not .Main}}{{.Path}} {{.Version}}\t{{.Dir}}{{end}}{{end}}"
-    query = [go, "list", "-deps", "-tags=netgo,osusergo", "-f", template, "./capi"]
-    modules = subprocess.run(query, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    query = [go, "list", "-deps", f"-tags={tags}", "-f", template, "./capi"]
+    modules = subprocess.run(query, cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout.splitlines()
     goroot = subprocess.run([go, "env", "GOROOT"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     parts = []
     for line in [f"Go\t{goroot}", *sorted({line for line in modules if line})]:
         name, _, folder = line.partition("\t")
         texts = (path.read_text(errors="replace") for path in licences(name, Path(folder)))
         parts += [f"{name}\n{'=' * len(name)}\n\n{text.strip()}\n" for text in texts]
+    if os.path.isabs(env.get("TQ_LIBZMQ", "")):
+        texts = (Path(env["TQ_LIBZMQ"], name).read_text() for name in ("COPYING.LESSER", "COPYING"))
+        parts.append("libzmq 4.3.4\n============\n\n" + "\n\n".join(texts))
     target.write_text("\n\n".join(parts))
 
 

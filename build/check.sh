@@ -31,11 +31,12 @@ lint_go() {
         mv "$folder/golangci-lint" "$lint.$$" && mv "$lint.$$" "$lint"
         rm -rf "$folder"
     fi
-    GOLANGCI_LINT_CACHE=$CACHE/lint "$lint" run --allow-parallel-runners ./...
+    GOLANGCI_LINT_CACHE=$CACHE/lint "$lint" run --allow-parallel-runners --build-tags zmq ./...
 }
 
 step gofmt format_go
 step vet go vet ./...
+step "vet with zmq" go vet -tags zmq ./...
 step golangci-lint lint_go
 step ruff "$PY" -m ruff check .
 step "ruff format" "$PY" -m ruff format --check .

@@ -142,7 +142,21 @@ build_core() {
     echo "$stamp" >"$OUT/venv/installed"
 }
 
+# libzmq for cgo: the static one, or the system's with TQ_LIBZMQ=system. The name of its folder, a hash of source and flags,
+# is in CGO_CFLAGS because Go's cache does not see what pkg-config prints.
+need_libzmq() {
+    if [ "${TQ_LIBZMQ:-}" = system ]; then
+        [ -e /usr/include/zmq.h ] || apt_install "libzmq" libzmq3-dev
+    else
+        TQ_LIBZMQ=$("$CACHE/base/bin/python" "$ROOT/build/libzmq.py") || die "libzmq was not built"
+    fi
+    export TQ_LIBZMQ PKG_CONFIG=$ROOT/build/pkg-config
+    export CGO_CFLAGS="${CGO_CFLAGS:--g -O2} -DTQ_LIBZMQ_KEY=0x${TQ_LIBZMQ##*-}"
+    [ "$TQ_LIBZMQ" != system ] || CGO_CFLAGS=${CGO_CFLAGS%0x*}0
+}
+
 need_system
 need_go
 need_base
 need_venv
+need_libzmq

@@ -13,7 +13,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 # Before anything imports transfer_queue, and inherited by every process that a test starts.
-os.environ.pop("TQ_ADDRESS", None)
+for _name in ("TQ_ADDRESS", "TQ_TOKEN", "TQ_TOKEN_FILE"):
+    os.environ.pop(_name, None)
 _scratch = Path(tempfile.mkdtemp(prefix="tq-"))  # short: the path of a unix socket has 107 bytes
 os.environ["TQ_RUNTIME_DIR"] = str(_scratch)
 

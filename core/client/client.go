@@ -64,6 +64,7 @@ type Client struct {
 	mu       struct {
 		sync.Mutex
 		conn   transport.Conn
+		life   int      // grows when the server had forgotten this client before it was reached again
 		counts []uint64 // of each lane: the requests it has had
 		idle   []uint64 // lanes without a request; the last one is used next
 		closed bool
@@ -172,7 +173,12 @@ func (c *Client) Start(req *Request, done func(*Result)) (Started, error) {
 	sent := c.begin(ctx, req.Op, req.Body, nil, req.Timeout, req.Waits)
 	var started Started
 	if req.Op == wire.OpGet {
-		started = sent.then("client get", func(reply *wire.Reply, err error) { finish(c.got(ctx, req.Flags, reply, err)) })
+		begun := time.Now()
+		started = sent.then("client get", func(reply *wire.Reply, err error) {
+			ctx, cancel := within(ctx, remaining(req.Timeout, begun))
+			defer cancel()
+			finish(c.got(ctx, req.Flags, reply, err))
+		})
 	} else {
 		started = sent.then("client request", func(reply *wire.Reply, err error) { finish(plainResult(reply, err)) })
 	}

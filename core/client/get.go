@@ -77,6 +77,9 @@ func (g *getting) build(flags Flags) ([]ResultColumn, error) {
 	if err := g.layOut(out, flags&Views != 0); err != nil {
 		return out, err
 	}
+	if g.payload == nil && g.reply.Lease != 0 && g.c.remote() {
+		return out, g.receive(out)
+	}
 	at := int64(0)
 	for i := range out {
 		size := out[i].Column.Bytes()

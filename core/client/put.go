@@ -97,6 +97,10 @@ func (c *Client) putStaged(ctx context.Context, req *Request, put *wire.PutReque
 	defer timer.Stop()
 	select {
 	case g := <-grant:
+		if g.err == nil && c.remote() {
+			c.putRemote(ctx, req, begun, g, inputs, done)
+			return nil
+		}
 		if g.err == nil {
 			g.err = c.fill(ctx, g.reply, inputs)
 		}
@@ -112,7 +116,11 @@ func (c *Client) putStaged(ctx context.Context, req *Request, put *wire.PutReque
 			c.finish(ctx, granted{g.reply, err}, 0, func(*Result) {})
 			return
 		}
-		if g.err == nil {
+		switch {
+		case g.err != nil:
+		case c.remote():
+			g.err = c.sendWithin(ctx, outgoingOf(g.reply, aside), remaining(req.Timeout, begun))
+		default:
 			g.err = c.fill(ctx, g.reply, aside)
 		}
 		c.finish(ctx, g, remaining(req.Timeout, begun), done)

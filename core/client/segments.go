@@ -135,7 +135,7 @@ func (c *Client) read(ctx context.Context, dst []byte, unit uint32, b wire.Block
 // Descriptors lists the descriptors of the mapped segments, which a forked child closes so that unit memory goes back
 // when its unit ends.
 func (c *Client) Descriptors() []int {
-	out := c.directs.descriptors()
+	out := append(c.directs.descriptors(), c.streamDescriptors()...)
 	s := &c.segments
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -46,6 +46,7 @@ type sent struct {
 	cancel  context.CancelFunc
 	req     *wire.Request
 	conn    transport.Conn
+	life    int               // of the client, when it was sent
 	pending transport.Pending // nil: not sent yet
 	direct  Direct            // what it was sent on, nil: conn
 }
@@ -53,7 +54,7 @@ type sent struct {
 // begin sends a request on the caller's goroutine, so that it is on its way before another one has to be woken. then must
 // follow. direct allows a connection that the caller of then waits for.
 func (c *Client) begin(ctx context.Context, op wire.Op, body, payload []byte, timeout time.Duration, direct bool) *sent {
-	s := &sent{c: c, ctx: ctx, cancel: func() {}, conn: c.conn()}
+	s := &sent{c: c, ctx: ctx, cancel: func() {}, conn: c.conn(), life: c.life()}
 	s.req = &wire.Request{Op: op, Timeout: timeout, Body: body, Payload: payload}
 	if timeout > 0 {
 		s.ctx, s.cancel = context.WithTimeout(ctx, timeout+answerGrace)
@@ -66,7 +67,7 @@ func (c *Client) begin(ctx context.Context, op wire.Op, body, payload []byte, ti
 	}
 	if s.direct != nil {
 		s.pending = s.direct.Begin(s.ctx, s.req)
-	} else if b, ok := s.conn.(transport.Beginner); ok && c.opts.Resend == 0 {
+	} else if b, ok := s.conn.(transport.Beginner); ok && c.opts.Resend == 0 && (c.opts.Redial == nil || !ended(s.conn)) {
 		s.pending = b.Begin(s.ctx, s.req)
 	}
 	return s
@@ -122,7 +123,7 @@ func (s *sent) answer() (*wire.Reply, error) {
 	if err == nil || s.ctx.Err() != nil || s.c.opts.Redial == nil || !ended(s.conn) {
 		return reply, err
 	}
-	return s.c.repeat(s.ctx, s.req)
+	return s.c.repeatIn(s.ctx, s.life, true, s.req)
 }
 
 // settle calls a request off that has ended with err here. It returns its outcome when it has one after all, and err when
@@ -151,8 +152,28 @@ func (c *Client) callOff(ctx context.Context, sequence uint64) (*wire.Reply, err
 
 // repeat sends a request again and again until it has an answer.
 func (c *Client) repeat(ctx context.Context, req *wire.Request) (*wire.Reply, error) {
+	return c.repeatIn(ctx, c.life(), false, req)
+}
+
+// life is the number of this client's presence at the server.
+func (c *Client) life() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.mu.life
+}
+
+// errForgotten says that nobody knows the outcome of a request any more.
+func errForgotten(err error) error {
+	return tqerr.Wrap(tqerr.Unavailable, err, "the session was not reached in time and has given this client up, "+
+		"or was started anew; the request is not sent again, because it may have been done")
+}
+
+// repeatIn is repeat for a request that was begun in a life of the client: in another one nobody would know its outcome,
+// if it was sent.
+func (c *Client) repeatIn(ctx context.Context, life int, sent bool, req *wire.Request) (*wire.Reply, error) {
 	for {
 		conn := c.conn()
+		sent = sent || !ended(conn)
 		reply, err := c.once(ctx, conn, req)
 		switch {
 		case err == nil || ctx.Err() != nil:
@@ -161,6 +182,11 @@ func (c *Client) repeat(ctx context.Context, req *wire.Request) (*wire.Reply, er
 		case c.opts.Redial != nil && ended(conn):
 			if c.redial(ctx, conn) != nil {
 				return nil, err
+			}
+			if now := c.life(); now != life {
+				if life = now; sent && req.Sequence != 0 {
+					return nil, errForgotten(err)
+				}
 			}
 		default:
 			return nil, err
@@ -216,6 +242,9 @@ func (c *Client) redial(ctx context.Context, lost transport.Conn) error {
 		return tqerr.New(tqerr.InvalidState, "the client is closed")
 	}
 	c.mu.conn = fresh
+	if s, ok := fresh.(transport.Streamer); ok && !s.Resumed() {
+		c.mu.life++
+	}
 	c.mu.Unlock()
 	return lost.Close()
 }

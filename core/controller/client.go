@@ -72,9 +72,12 @@ func (c *client) keepTxn(id uint64, t *txn) error {
 // takeTxn removes a transaction, so that only one request ends it.
 func (c *client) takeTxn(id uint64) *txn {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	t := c.mu.txns[id]
 	delete(c.mu.txns, id)
+	c.mu.Unlock()
+	if t != nil {
+		t.loans.recall()
+	}
 	return t
 }
 
@@ -108,6 +111,7 @@ func (s *Server) Gone(peer transport.Peer) {
 	c.mu.txns, c.mu.leases, c.mu.watches = nil, nil, nil
 	c.mu.Unlock()
 	for _, t := range txns {
+		t.loans.recall()
 		t.abort()
 	}
 	for _, list := range leases {

@@ -34,11 +34,14 @@ func (c *call) get() (any, error) {
 	if err := c.decode(&req); err != nil {
 		return nil, err
 	}
+	if c.remote {
+		req.Views = false // a client that cannot map memory has no use for them
+	}
 	r := &read{s: c.s}
 	if err := r.begin(&req); err != nil {
 		return nil, err
 	}
-	if !slices.ContainsFunc(r.readings, func(reading unit.Reading) bool { return !reading.Ready() }) {
+	if !r.waits(c.remote) {
 		return c.found(c.ctx, r, &req)
 	}
 	return c.later(func(ctx context.Context) (any, error) { return c.found(ctx, r, &req) })
@@ -79,6 +82,12 @@ func (r *read) begin(req *wire.GetRequest) (err error) {
 	return nil
 }
 
+// waits reports that a unit has not answered yet, or may have to be asked for its memory, which streams need.
+func (r *read) waits(streams bool) bool {
+	return slices.ContainsFunc(r.readings, func(reading unit.Reading) bool { return !reading.Ready() }) ||
+		streams && slices.ContainsFunc(r.shares, func(sh share) bool { return sh.unit.waits() })
+}
+
 // wait collects what the units have found, all or nothing.
 func (r *read) wait(ctx context.Context, partition string) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -115,6 +124,12 @@ func (c *call) found(ctx context.Context, r *read, req *wire.GetRequest) (any, e
 		payload, err := r.copyOut(columns, total)
 		r.release()
 		return payloadReply{reply, payload}, err
+	}
+	if c.remote {
+		if err := c.s.shareRead(r, columns); err != nil {
+			r.release()
+			return nil, err
+		}
 	}
 	return reply, c.keepRead(r, req, reply)
 }

@@ -22,7 +22,9 @@ type txn struct {
 	rows   int
 	units  []uint32 // per row, where its cells are staged
 	shares []share
-	inline []byte // the payload, when it came with the request and is not staged
+	inline []byte   // the payload, when it came with the request and is not staged
+	loans  *loans   // of a write in two steps
+	memory [][]byte // of its blocks, for streams of a client that cannot map it
 }
 
 // share is the part of a write that one unit stores.
@@ -147,6 +149,13 @@ func (c *call) grant(t *txn) (any, error) {
 	if id == 0 {
 		t.abort()
 		return nil, tqerr.New(tqerr.InvalidArgument, "a write in two steps needs a sequence")
+	}
+	t.loans = &loans{}
+	if c.remote {
+		if err := t.findMemory(); err != nil {
+			t.abort()
+			return nil, err
+		}
 	}
 	if err := c.client.keepTxn(id, t); err != nil {
 		t.abort()

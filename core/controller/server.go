@@ -75,8 +75,10 @@ type Server struct {
 	saves   saves
 	metrics counters
 	blob    atomic.Pointer[[]byte] // configuration of the session
-	// mapped is held for reading by who touches the memory of units in other processes; Close unmaps it.
+	// mapped is held for reading by who touches the memory of units in other processes; Close unmaps it. Streams do not hold
+	// it, because they last as long as the network likes: those that write are stopped by Gone, those that read by lent.
 	mapped sync.RWMutex
+	lent   loans
 }
 
 // New starts a server over units that nobody else uses.
@@ -133,6 +135,7 @@ func (s *Server) Close() {
 		for _, n := range all {
 			n.disconnect()
 		}
+		s.lent.recall()
 		s.mapped.Lock()
 		defer s.mapped.Unlock()
 		for _, n := range all {
@@ -157,6 +160,7 @@ type call struct {
 	cancel context.CancelFunc // of a request with a sequence
 	handle handler
 	client *client
+	remote bool // the client cannot map the units' memory
 	req    *wire.Request
 	reply  func(*wire.Reply) // of the transport
 	undo   func()            // set by a handler: gives back what its reply grants
@@ -216,7 +220,7 @@ var handlers = map[wire.Op]handler{
 // Serve implements transport.Handler.
 func (s *Server) Serve(ctx context.Context, peer transport.Peer, req *wire.Request, reply func(*wire.Reply)) {
 	handle, known := handlers[req.Op]
-	c := &call{s: s, ctx: ctx, handle: handle, req: req, reply: reply}
+	c := &call{s: s, ctx: ctx, handle: handle, req: req, reply: reply, remote: !peer.Local}
 	var err error
 	switch c.client = s.clientOf(ctx, peer); {
 	case !known:

@@ -23,6 +23,7 @@ import (
 	"transferqueue/core/transport"
 	"transferqueue/core/transport/inproc"
 	"transferqueue/core/transport/local"
+	"transferqueue/core/transport/zmq"
 	"transferqueue/core/unit"
 	"transferqueue/core/unit/remote"
 	"transferqueue/core/wire"
@@ -54,6 +55,11 @@ type Config struct {
 	Unpublished bool   `msgpack:"unpublished"`
 	Socket      string `msgpack:"socket"` // with "attach": of the session to join, instead of the one in Dir
 	Secret      []byte `msgpack:"secret"`
+
+	Listen      string `msgpack:"listen"`       // of an owner: tcp://HOST:PORT, where clients of other hosts attach; "": nowhere
+	PayloadPort int    `msgpack:"payload_port"` // of an owner that listens, 0: any free one
+	Address     string `msgpack:"address"`      // tcp://HOST:PORT of the session to join, instead of one of this host
+	Token       []byte `msgpack:"token"`        // what clients of other hosts must know
 }
 
 // Info tells how a session was opened.
@@ -65,6 +71,7 @@ type Info struct {
 	Secret  []byte `msgpack:"secret"`
 	Host    string `msgpack:"host"` // of the owner
 	Blob    []byte `msgpack:"config"`
+	Address string `msgpack:"address"` // where it listens for other hosts, or was reached
 }
 
 // Session is this process's part in a session.
@@ -77,6 +84,7 @@ type Session struct {
 	conn   transport.Conn
 	server *controller.Server
 	socket *local.Server
+	remote *zmq.Server
 	inside *inproc.Server
 	units  []*unit.Unit
 	host   *remote.Server // of a unit for a controller in another process
@@ -98,6 +106,9 @@ const (
 func Open(ctx context.Context, cfg *Config) (*Session, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(cfg.TimeoutMS)*time.Millisecond)
 	defer cancel()
+	if cfg.Address != "" {
+		return joinRemote(ctx, cfg)
+	}
 	if cfg.Socket != "" {
 		s, _, err := join(ctx, cfg.Socket, cfg.Secret)
 		return s, err
@@ -258,12 +269,20 @@ func own(cfg *Config, p paths, lock *os.File) (_ *Session, err error) {
 	if s.socket, err = local.Listen(r.Socket, secret, s.server); err != nil {
 		return nil, err
 	}
+	if cfg.Listen != "" {
+		if s.remote, err = zmq.Listen(cfg.Listen, cfg.PayloadPort, cfg.Token, s.server); err != nil {
+			return nil, err
+		}
+		s.Info.Address = s.remote.Address()
+	}
 	s.inside = inproc.NewServer(s.server)
 	if s.conn, err = s.inside.Dial(client.NewID()); err != nil {
 		return nil, err
 	}
 	s.Client = client.New(client.Options{Conn: s.conn, Pool: s.Pool})
-	s.Info = Info{Owner: true, Session: r.Session, PID: r.PID, Socket: r.Socket, Secret: secret, Host: host, Blob: cfg.Blob}
+	s.Info = Info{
+		Owner: true, Session: r.Session, PID: r.PID, Socket: r.Socket, Secret: secret, Host: host, Blob: cfg.Blob, Address: s.Info.Address,
+	}
 	if lock == nil {
 		return s, nil
 	}
@@ -302,6 +321,9 @@ func (s *Session) close(timeout time.Duration) error {
 	if s.inside != nil {
 		errs = append(errs, s.inside.Close())
 	}
+	if s.remote != nil {
+		errs = append(errs, s.remote.Close())
+	}
 	if s.socket != nil {
 		errs = append(errs, s.socket.Close())
 	}
@@ -339,6 +361,9 @@ func (s *Session) Descriptors() []int {
 	}
 	if s.socket != nil {
 		out = append(out, s.socket.Descriptors()...)
+	}
+	if s.remote != nil {
+		out = append(out, s.remote.Descriptors()...)
 	}
 	for _, u := range s.units {
 		out = append(out, u.Descriptors()...)

@@ -1,7 +1,7 @@
 // Package transport carries requests from clients to a server. It moves messages and hands out shared memory; it knows
 // nothing of what they mean. transport/inproc calls the server in the same process, transport/local goes over a unix
-// socket, transport/memnet is a network in memory that delays, drops, duplicates and cuts, for tests. All of them pass
-// transporttest.
+// socket, transport/zmq over TCP, transport/memnet is a network in memory that delays, drops, duplicates and cuts, for
+// tests. All of them pass transporttest.
 package transport
 
 import (

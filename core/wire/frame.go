@@ -15,6 +15,8 @@
 //	hello    op: Version   id: the client's peer id   body: the secret of the session
 //	welcome  op: tqerr.Code   id: the server's session id   sequence: Version   body: text of a refusal
 //	segment  op: tqerr.Code in the answer   id: unit   sequence: segment   ack: size of the segment   body: as of a reply
+//	ticket   id: as of a request   asks for a ticket of a payload stream, which is the body of the reply
+//	credit   sequence: the bytes of all frames that the sender of this one has taken so far
 //
 // Hello and welcome keep this layout in every version, so that peers of different versions can still tell each other.
 package wire
@@ -42,6 +44,8 @@ const (
 	FrameHello
 	FrameWelcome
 	FrameSegment
+	FrameTicket
+	FrameCredit
 	endOfFrameTypes
 )
 

@@ -85,7 +85,7 @@ func TestFramesThatAreRefused(t *testing.T) {
 	}{
 		"magic":         {0, []byte("HTTP"), "frame starts with 50545448, want 46315154"},
 		"type 0":        {4, []byte{0}, "unknown type 0"},
-		"unknown type":  {4, []byte{byte(endOfFrameTypes)}, "unknown type 8"},
+		"unknown type":  {4, []byte{byte(endOfFrameTypes)}, "unknown type 10"},
 		"reserved":      {5, []byte{1}, "unknown type 1.1"},
 		"body":          {36, []byte{1, 0, 0, 0x10}, "body of 268435457 bytes, limit 268435456"},
 		"payload":       {40, []byte{1, 0, 0, 0x40}, "payload of 1073741825 bytes, limit 1073741824"},

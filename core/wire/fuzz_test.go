@@ -85,3 +85,22 @@ func FuzzReadFrame(f *testing.F) {
 		}
 	})
 }
+
+// FuzzParseFrame reads a message as one frame, and writes it back as it was.
+func FuzzParseFrame(f *testing.F) {
+	f.Add(full().Append(nil))
+	f.Add(Hello(1, []byte("secret")).Append(nil))
+	f.Add((&Frame{Type: FrameReply}).Append([]byte{1}))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		var frame Frame
+		if err := ParseFrame(raw, &frame); err != nil {
+			if tqerr.CodeOf(err) != tqerr.Corruption {
+				t.Fatal(err)
+			}
+			return
+		}
+		if back := frame.Append(nil); !bytes.Equal(back, raw) {
+			t.Fatalf("%x became %x", raw, back)
+		}
+	})
+}

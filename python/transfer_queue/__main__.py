@@ -22,6 +22,10 @@ def _options() -> argparse.ArgumentParser:
     serve.add_argument("--memory-limit-bytes", type=int, help="limit of each unit (default: none)")
     serve.add_argument("--namespace", help="name of the session (default: of the configuration)")
     serve.add_argument("--config", help="YAML file laid over the packaged configuration")
+    serve.add_argument("--listen", metavar="tcp://HOST:PORT", help="also serve clients of other hosts, at this address")
+    serve.add_argument(
+        "--payload-port", type=int, help="port of their payload on the same host (default: any free one)"
+    )
     status = commands.add_parser("status", help="print partitions, units and bytes")
     status.add_argument("--namespace", help="name of the session (default: of the configuration)")
     status.add_argument("--json", action="store_true", help="print JSON")
@@ -43,6 +47,10 @@ def _conf(arguments: argparse.Namespace) -> Any:
     if storage:
         backend = given.setdefault("backend", {})
         backend["SimpleStorage"] = {**backend.get("SimpleStorage", {}), **storage}
+    if getattr(arguments, "listen", None) is not None:
+        given["remote"] = {**(given.get("remote") or {}), "listen": arguments.listen}
+    if getattr(arguments, "payload_port", None) is not None:
+        given["remote"] = {**(given.get("remote") or {}), "payload_port": arguments.payload_port}
     if arguments.namespace:
         given["namespace"] = arguments.namespace
     return config.load(given)
@@ -51,7 +59,8 @@ def _conf(arguments: argparse.Namespace) -> Any:
 def serve(arguments: argparse.Namespace) -> int:
     """Own a session until a signal ends it."""
     session = _session.open_session(_conf(arguments), "own")
-    print(f"serving session {session.id}, process {session.owner_pid}", flush=True)
+    at = f", at {session.info.to_addr('requests')}" if session.info.ports else ""
+    print(f"serving session {session.id}, process {session.owner_pid}{at}", flush=True)
     signals = {signal.SIGTERM, signal.SIGINT}
     signal.sigwait(signals)
     _session.close()

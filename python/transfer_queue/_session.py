@@ -13,7 +13,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from transfer_queue import _calls, _lib, _metrics, config, sampler
+from transfer_queue import _calls, _lib, _metrics, _remote, config, sampler
 from transfer_queue._jobs import Workers
 from transfer_queue.errors import (
     InvalidArgumentError,
@@ -72,10 +72,12 @@ class Session:
 
 
 def _info(role: Role, name: str, described: Mapping[str, Any]) -> ZMQServerInfo:
+    host, _, port = described["address"].removeprefix("tcp://").rpartition(":")
     return ZMQServerInfo(
         role,
         name,
-        ip=described["host"],
+        ip=host.strip("[]") or described["host"],
+        ports={"requests": int(port)} if port else None,
         socket=described["socket"],
         secret=described["secret"] or b"",
         session=described["session"],
@@ -183,6 +185,7 @@ def _options(conf: Any, mode: str) -> dict[str, Any]:
         "config": b"",
         "timeout_ms": int(1000 * float(client.get("timeout_s") or 60.0)),
         "version": version(),
+        **({} if mode == "attach" else _remote.listening(conf)),
     }
 
 
@@ -240,18 +243,12 @@ def _open_with_ray(conf: Any, mode: str) -> Session:
 
 def _refuse_what_is_missing(conf: Any) -> None:
     """Raise for a configuration that asks for something this release does not have; ignoring it could lose data."""
-    asked: dict[str, Any] = {
-        "TQ_ADDRESS": os.environ.get("TQ_ADDRESS") or None,
-    }
     backend = conf["backend"].get("storage_backend")
     if backend not in conf["backend"]:
         text = f"config: backend.storage_backend: got {backend!r}, but there is no section backend.{backend}"
         raise InvalidArgumentError(text, "init")
     if backend != "SimpleStorage":
-        asked[f"backend.storage_backend: {backend}"] = True
-    missing = [name for name, value in asked.items() if value is not None]
-    if missing:
-        raise UnimplementedError(f"not supported by this release: {', '.join(missing)}", "init")
+        raise UnimplementedError(f"not supported by this release: backend.storage_backend: {backend}", "init")
 
 
 def open_session(conf: Any, mode: str | None = None, folder: str | None = None) -> Session:
@@ -266,6 +263,8 @@ def open_session(conf: Any, mode: str | None = None, folder: str | None = None) 
             return _open_with_ray(conf, mode)
         options = _options(conf, mode)
         options["config"] = _pickled(_unplaced(conf))
+        if _remote.address() and options["mode"] != "own":
+            options.update(mode="attach", address=_remote.address(), token=_remote.token(options["namespace"]))
         if folder is None:
             _place.clear()
             _place.update(dir=options["dir"], namespace=options["namespace"], pid=os.getpid())

@@ -358,7 +358,8 @@ def test_an_address_in_the_environment_is_not_ignored(runtime_dir: Path, monkeyp
     import transfer_queue as tq
 
     monkeypatch.setenv("TQ_ADDRESS", "here")
-    with pytest.raises(NotImplementedError, match="TQ_ADDRESS"):
+    monkeypatch.setenv("TQ_TOKEN", "a token of no session".replace(" ", "-"))
+    with pytest.raises(ValueError, match='address "here"'):
         tq.init()
     assert not list(runtime_dir.glob("*.json"))
 

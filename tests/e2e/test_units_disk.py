@@ -56,7 +56,8 @@ def disks(runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, nursery: Nursery, 
 
     options = _session._options
     monkeypatch.setattr(_session, "_options", lambda *args: {**options(*args), "units": -1})
-    transfer_queue.init({"client": {"timeout_s": 30}, "backend": {"SimpleStorage": {"put_wait_s": 10.0}}})
+    storage = {"SimpleStorage": {"put_wait_s": 10.0}}
+    transfer_queue.init({"client": {"timeout_s": 30}, "backend": storage, "remote": {"listen": "tcp://:0"}})
     try:
         yield Disks(transfer_queue, nursery, tmp_path / "disk")
     finally:
@@ -213,3 +214,32 @@ def test_a_unit_that_ends_leaves_no_files(disks: Disks) -> None:
     disks.children[0].send(None)
     until(lambda: not list(disks.path.rglob("transfer_queue_ssd_offload/*")), "its folders are gone")
     assert os.path.isdir(disks.path)
+
+
+def _over_tcp(line: Any, at: str, width: int) -> None:
+    import transfer_queue as tq
+
+    os.environ["TQ_ADDRESS"] = at
+    tq.init()
+    rows = torch.arange(4 * width, dtype=torch.int64).reshape(4, width)
+    for i in range(4):
+        tq.kv_put(f"k{i}", "p", fields={"x": rows[i]})
+    tq.kv_update("k3", "p", {"x": rows[3]}, "add")
+    for copy in (True, False):
+        got = tq.kv_batch_get(["k3", "k0"], "p", copy=copy)["x"].unbind()
+        assert torch.equal(got[0], 2 * rows[3])
+        assert torch.equal(got[1], rows[0])
+    tq.close()
+    line.send("done")
+
+
+@pytest.mark.parametrize("limit", [0, MIB])
+@pytest.mark.parametrize("width", [600, 20_000, MIB])
+def test_a_client_over_tcp_puts_and_gets_values_on_disk(disks: Disks, limit: int, width: int) -> None:
+    """Also values larger than memory, which are staged in scratch space of the unit."""
+    disks.start("unit-a", limit)
+    disks.start("unit-b", limit)
+    child = disks.nursery.start(_over_tcp, _session.current().info.to_addr("requests"), width)
+    assert child.recv() == "done"
+    assert disks.sums("disk_cells", "disk_used_bytes") == (4, 4 * 8 * width)
+    until(lambda: disks.sums("leases", "staged", "memory_used_bytes") == (0, 0, 0), "nothing stays")

@@ -18,6 +18,8 @@ type Net struct {
 	Dial func(peerID uint64) (transport.Conn, error)
 	// Close ends the server. It may be called twice.
 	Close func() error
+	// Remote says that clients cannot map the server's memory, and that connections are transport.Streamers.
+	Remote bool
 }
 
 // Run runs the suite. start puts a handler behind a new server.
@@ -39,8 +41,8 @@ func Run(t *testing.T, start func(t *testing.T, h transport.Handler) Net) {
 		{"a late reply harms nobody", testLateReply},
 		{"notify", testNotify},
 		{"what is posted keeps its order", testPost},
-		{"a segment is the same memory", testSegment},
-		{"a segment that does not exist", testNoSegment},
+		{"memory can be reached", testMemory},
+		{"memory that does not exist", testNoMemory},
 		{"close fails what waits and ends the peer", testClose},
 		{"the server's close fails what waits and ends the peers", testServerClose},
 		{"a peer with two connections is gone after the second", testTwoConnections},
@@ -67,6 +69,7 @@ type fixture struct {
 	net     Net
 	serve   serve
 	segment func(unit, segment uint32) (int, int64, error)
+	lend    func(peer transport.Peer, grant transport.Grant) ([][]byte, func(), error)
 	gone    chan transport.Peer
 }
 
@@ -81,6 +84,10 @@ func (f *fixture) Serve(ctx context.Context, peer transport.Peer, req *wire.Requ
 func (f *fixture) Gone(peer transport.Peer) { f.gone <- peer }
 
 func (f *fixture) Segment(unit, segment uint32) (int, int64, error) { return f.segment(unit, segment) }
+
+func (f *fixture) Lend(peer transport.Peer, grant transport.Grant, _ func()) ([][]byte, func(), error) {
+	return f.lend(peer, grant)
+}
 
 func (f *fixture) dial(peerID uint64) transport.Conn {
 	c, err := f.net.Dial(peerID)

@@ -1,0 +1,171 @@
+package controller
+
+import (
+	"sync"
+
+	"transferqueue/core/store"
+	"transferqueue/core/tqerr"
+	"transferqueue/core/transport"
+	"transferqueue/core/unit"
+	"transferqueue/core/wire"
+)
+
+var _ transport.Lender = (*Server)(nil)
+
+// Lend implements transport.Lender. The bytes of a write are those of the blocks of its PutReply, part by part; those of a
+// read are the runs of its GetReply, column by column.
+func (s *Server) Lend(peer transport.Peer, grant transport.Grant, stop func()) (memory [][]byte, done func(), err error) {
+	s.clients.Lock()
+	c := s.clients.byID[peer.ID]
+	s.clients.Unlock()
+	if c == nil {
+		return nil, nil, errGone
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if grant.Write {
+		return c.lendWriteLocked(grant.ID, stop)
+	}
+	return c.lendReadLocked(grant.ID, stop)
+}
+
+func (c *client) lendWriteLocked(id uint64, stop func()) ([][]byte, func(), error) {
+	t := c.mu.txns[id]
+	switch {
+	case t == nil:
+		return nil, nil, tqerr.New(tqerr.NotFound, "write %d is not in progress", id)
+	case t.memory == nil:
+		return nil, nil, tqerr.New(tqerr.InvalidState, "write %d was granted to a client that maps its memory", id)
+	}
+	return t.memory, t.loans.begin(stop), nil
+}
+
+func (c *client) lendReadLocked(id uint64, stop func()) ([][]byte, func(), error) {
+	for _, l := range c.mu.leases[id] {
+		if shared, ok := l.(*sharedLease); ok {
+			return shared.memory, shared.lend(stop), nil
+		}
+	}
+	return nil, nil, tqerr.New(tqerr.NotFound, "the lease %d of a read has ended", id)
+}
+
+// findMemory looks up the memory of a staged write for streams. It may wait for units in other processes.
+func (t *txn) findMemory() error {
+	t.memory = [][]byte{}
+	for _, sh := range t.shares {
+		for _, b := range sh.staged.Blocks() {
+			bytes, err := sh.unit.Bytes(b)
+			if err != nil {
+				return err
+			}
+			t.memory = append(t.memory, bytes)
+		}
+	}
+	return nil
+}
+
+// loans are the streams that write into the memory of one write, or those that read memory of units in other processes.
+// Nobody begins one after recall: what it is for has left the table of its client before.
+type loans struct {
+	mu    sync.Mutex
+	stops map[*byte]func()
+	idle  sync.Cond
+}
+
+func (l *loans) begin(stop func()) (done func()) {
+	key := new(byte)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.stops == nil {
+		l.stops = map[*byte]func(){}
+		l.idle.L = &l.mu
+	}
+	l.stops[key] = stop
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		delete(l.stops, key)
+		l.idle.Broadcast()
+	}
+}
+
+// recall stops the streams and returns when none touches the memory any more. A client that commits has none; one that has
+// given a stream up may have sent its bytes again before the end of that stream was seen here.
+func (l *loans) recall() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, stop := range l.stops {
+		stop()
+	}
+	for len(l.stops) > 0 {
+		l.idle.Wait()
+	}
+}
+
+// sharedLease is a read whose memory streams copy out: it ends when the client and all streams have released it.
+type sharedLease struct {
+	leases []store.Lease
+	memory [][]byte
+	loans  *loans // of streams that Close has to stop before it unmaps the memory; nil: it stays mapped
+	mu     sync.Mutex
+	users  int
+}
+
+// shareRead makes the leases of a read one that streams can use. It may wait for units in other processes.
+func (s *Server) shareRead(r *read, columns []wire.GetColumn) error {
+	shared := &sharedLease{users: 1}
+	for i := range columns {
+		for _, run := range columns[i].Runs {
+			n := s.node(run.Unit)
+			bytes, err := n.Bytes(store.Block{Segment: run.Block.Segment, Offset: run.Block.Offset, Size: run.Block.Size})
+			if err != nil {
+				return err
+			}
+			if n.waits() {
+				shared.loans = &s.lent
+			}
+			shared.memory = append(shared.memory, bytes)
+		}
+	}
+	for _, cells := range r.cells {
+		shared.leases = append(shared.leases, cells.Leases...)
+	}
+	r.cells = []*unit.Cells{{Leases: []store.Lease{shared}}}
+	return nil
+}
+
+// lend counts a stream. Called with the lock of the client held, in whose table the lease is.
+func (l *sharedLease) lend(stop func()) (done func()) {
+	l.mu.Lock()
+	l.users++
+	l.mu.Unlock()
+	if l.loans == nil {
+		return l.Release
+	}
+	back := l.loans.begin(stop)
+	return func() {
+		back()
+		l.Release()
+	}
+}
+
+// Columns implements store.Lease.
+func (l *sharedLease) Columns() (out []store.Leased) {
+	for _, inner := range l.leases {
+		out = append(out, inner.Columns()...)
+	}
+	return out
+}
+
+// Release implements store.Lease for each user.
+func (l *sharedLease) Release() {
+	l.mu.Lock()
+	l.users--
+	last := l.users == 0
+	l.mu.Unlock()
+	if last {
+		for _, inner := range l.leases {
+			inner.Release()
+		}
+	}
+}

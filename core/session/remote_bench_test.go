@@ -1,0 +1,130 @@
+//go:build zmq
+
+package session_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"transferqueue/core/client"
+	"transferqueue/core/foreign"
+	"transferqueue/core/foreign/foreigntest"
+	"transferqueue/core/session"
+	"transferqueue/core/wire"
+)
+
+// plain is a TCP stream over loopback into a buffer that is there already: what the network of this machine can do.
+func plain(b *testing.B, size int) func() {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(b, err)
+	b.Cleanup(func() { _ = l.Close() })
+	into, from, arrived := make([]byte, size), make([]byte, size), make(chan error)
+	clear(into) // its pages are there
+	go func() {
+		conn, err := l.Accept()
+		for err == nil {
+			_, err = io.ReadFull(conn, into)
+			arrived <- err
+		}
+	}()
+	conn, err := net.Dial("tcp", l.Addr().String())
+	require.NoError(b, err)
+	return func() {
+		_, err := conn.Write(from)
+		require.NoError(b, err)
+		require.NoError(b, <-arrived)
+	}
+}
+
+// BenchmarkRemote does the requests of the targets in turns, so that what else the machine does hits all of them: 256 MiB
+// dense beside a plain stream, one row, and 1024 rows of a kilobyte.
+func BenchmarkRemote(b *testing.B) {
+	for name, elsewhere := range map[string]bool{"units here": false, "units elsewhere": true} {
+		b.Run(name, func(b *testing.B) { benchmarkRemote(b, elsewhere) })
+	}
+}
+
+func benchmarkRemote(b *testing.B, elsewhere bool) {
+	cfg := &session.Config{Mode: "own", Dir: b.TempDir(), Namespace: "n", TimeoutMS: 5000, Units: 2, Listen: "tcp://127.0.0.1:0", Token: token}
+	var units []*process
+	if elsewhere {
+		first, second := spawn(b, asUnit(cfg, "unit-a")), spawn(b, asUnit(cfg, "unit-b"))
+		cfg.Units, units = -1, []*process{first(), second()}
+	}
+	owner, err := session.Open(context.Background(), cfg)
+	require.NoError(b, err)
+	require.NoError(b, join(owner, units...))
+	b.Cleanup(func() { require.NoError(b, owner.Close(time.Second)) })
+	s, err := session.Open(context.Background(), &session.Config{Address: owner.Info.Address, Token: token, TimeoutMS: 5000})
+	require.NoError(b, err)
+	b.Cleanup(func() { require.NoError(b, s.Close(time.Second)) })
+	c := &caller{b: b, s: s, done: make(chan *client.Result, 1)}
+	stream := plain(b, 256<<20)
+	for _, shape := range []struct {
+		name string
+		rows int
+		row  int64 // elements
+	}{{"256MiB", 64, 512 << 10}, {"row", 1, 8}, {"1024x1KiB", 1024, 128}} {
+		b.Run(shape.name, func(b *testing.B) {
+			c.b = b
+			put, get := remoteRequests(b, shape.name, shape.rows, shape.row)
+			read := func() {
+				r := c.do(get)
+				for i := range r.Columns {
+					client.Release(r.Columns[i].Token)
+					client.Release(r.Columns[i].OffsetsToken)
+				}
+			}
+			steps := map[string]func(){"put": func() { c.do(put) }, "get": read}
+			if shape.rows == 64 {
+				steps["plain"] = stream
+			}
+			spent := map[string][]time.Duration{}
+			for range 3 {
+				c.do(put)
+				read()
+			}
+			for b.Loop() {
+				for name, step := range steps {
+					began := time.Now()
+					step()
+					spent[name] = append(spent[name], time.Since(began))
+				}
+			}
+			for name, list := range spent {
+				b.ReportMetric(float64(median(list).Microseconds()), name+"-us")
+			}
+			if list := spent["plain"]; list != nil {
+				b.ReportMetric(float64(median(list))/float64(median(spent["put"])), "put/plain")
+				b.ReportMetric(float64(median(list))/float64(median(spent["get"])), "get/plain")
+			}
+		})
+	}
+}
+
+func median(list []time.Duration) time.Duration {
+	slices.Sort(list)
+	return list[len(list)/2]
+}
+
+// remoteRequests are a put of rows of one field, as a caller that waits sends it, and a get of them.
+func remoteRequests(b *testing.B, partition string, rows int, elements int64) (put, get *client.Request) {
+	mem := foreigntest.New(b, rows*int(elements)*8+1<<20)
+	keys := make(wire.Strings, rows)
+	for i := range keys {
+		keys[i] = fmt.Sprintf("key-%d", i)
+	}
+	column := mem.Ints([]int64{elements}, make([]int64, int64(rows)*elements)...)
+	put = &client.Request{Op: wire.OpPut, Rows: rows, Waits: true, Columns: []foreign.Raw{column}, Body: marshal(b, &putBody{
+		Partition: partition, Keys: keys, Fields: wire.Strings{"x"},
+	})}
+	get = &client.Request{Op: wire.OpGet, Waits: true, Body: marshal(b, &wire.GetRequest{Partition: partition, Keys: keys, Inline: client.InlineLimit})}
+	return put, get
+}

@@ -1,0 +1,39 @@
+//go:build !zmq
+
+package zmq
+
+import (
+	"context"
+
+	"transferqueue/core/tqerr"
+	"transferqueue/core/transport"
+)
+
+var errDisabled = tqerr.New(tqerr.Unimplemented, "this library was built without libzmq, which connections between hosts need")
+
+// Server is a listening socket, which this build does not have.
+type Server struct{}
+
+// Listen gives Unimplemented: the library was built without libzmq.
+func Listen(string, int, []byte, transport.Handler) (*Server, error) { return nil, errDisabled }
+
+// Address is where the server listens.
+func (*Server) Address() string { return "" }
+
+// Close does nothing.
+func (*Server) Close() error { return nil }
+
+// Descriptors is empty.
+func (*Server) Descriptors() []int { return nil }
+
+// Dial gives Unimplemented: the library was built without libzmq.
+func Dial(context.Context, string, []byte, uint64, uint64) (*Conn, error) { return nil, errDisabled }
+
+// Conn is a connection, which this build cannot make.
+type Conn struct{ transport.Streamer }
+
+// Life is 0.
+func (*Conn) Life() uint64 { return 0 }
+
+// Descriptors is empty.
+func (*Conn) Descriptors() []int { return nil }

@@ -1,0 +1,362 @@
+//go:build zmq
+
+package zmq
+
+import (
+	"errors"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/pebbe/zmq4"
+	"golang.org/x/sys/unix"
+
+	"transferqueue/core/guard"
+	"transferqueue/core/tqerr"
+	"transferqueue/core/wire"
+)
+
+// contexts
+
+// maxSockets is far above what a process opens; ZeroMQ's own limit is 1023 sockets.
+const maxSockets = 16 << 10
+
+func newContext() (*zmq4.Context, error) {
+	ctx, err := zmq4.NewContext()
+	if err != nil {
+		return nil, tqerr.Wrap(tqerr.ResourceExhausted, err, "ZeroMQ context")
+	}
+	ctx.SetRetryAfterEINTR(true)
+	if err := errors.Join(ctx.SetMaxSockets(maxSockets), ctx.SetIpv6(true)); err != nil {
+		return nil, errors.Join(tqerr.Wrap(tqerr.Internal, err, "ZeroMQ context"), ctx.Term())
+	}
+	return ctx, nil
+}
+
+// clientContext serves all connections that this process makes; it is never ended.
+var clientContext = sync.OnceValues(newContext)
+
+// reactor owns a socket: its goroutine alone sends and receives on it.
+type reactor struct {
+	sock *zmq4.Socket
+	// file is a duplicate of the socket's descriptor, which tells that ZeroMQ has something to say.
+	file    *os.File
+	raw     syscall.RawConn
+	receive func(parts [][]byte) // on the reactor's goroutine
+	lost    func(*link, error)   // a message cannot be sent; on the reactor's goroutine
+	ending  func()               // before the socket is closed; on the reactor's goroutine
+	done    chan struct{}
+	mu      struct {
+		sync.Mutex
+		dirty   []*link // links that may have something to send
+		waiting map[*link]struct{}
+		closing bool
+	}
+}
+
+// newReactor takes a socket over, which it closes at its end.
+func newReactor(sock *zmq4.Socket) (*reactor, error) {
+	fd, err := sock.GetFd()
+	if err == nil {
+		fd, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	}
+	if err != nil {
+		_ = sock.Close()
+		return nil, tqerr.Wrap(tqerr.ResourceExhausted, err, "ZeroMQ socket")
+	}
+	_ = unix.SetNonblock(fd, true) // it is; the file must know
+	r := &reactor{sock: sock, file: os.NewFile(uintptr(fd), "zmq"), done: make(chan struct{}), ending: func() {}}
+	r.mu.waiting = map[*link]struct{}{}
+	if r.raw, err = r.file.SyscallConn(); err != nil {
+		_ = errors.Join(r.file.Close(), sock.Close())
+		return nil, tqerr.Wrap(tqerr.ResourceExhausted, err, "ZeroMQ socket")
+	}
+	return r, nil
+}
+
+func (r *reactor) start(name string) { guard.Go(name, r.run) }
+
+// batch is how many messages are received before those that wait to be sent have their turn.
+const batch = 256
+
+func (r *reactor) run() {
+	defer close(r.done)
+	defer func() {
+		r.ending()
+		_ = errors.Join(r.file.Close(), r.sock.Close())
+	}()
+	for {
+		closing := r.flush()
+		if closing {
+			return
+		}
+		for range batch {
+			parts, err := r.sock.RecvMessageBytes(zmq4.DONTWAIT)
+			if err == nil {
+				r.receive(parts)
+				continue
+			}
+			if zmq4.AsErrno(err) != zmq4.Errno(syscall.EAGAIN) {
+				return // the context was ended
+			}
+			r.park()
+			break
+		}
+	}
+}
+
+// checkStalled is how often somebody looks for peers that take nothing, while there are any.
+const checkStalled = 250 * time.Millisecond
+
+// park waits until the socket has something to say, or wake was called.
+func (r *reactor) park() {
+	deadline := time.Time{}
+	r.mu.Lock()
+	if len(r.mu.waiting) > 0 {
+		deadline = time.Now().Add(checkStalled)
+	}
+	r.mu.Unlock()
+	_ = r.file.SetReadDeadline(deadline)
+	// The descriptor only tells of changes, so the state is looked at whenever the poller is about to wait.
+	_ = r.raw.Read(func(uintptr) bool {
+		if r.pending() {
+			return true
+		}
+		events, err := r.sock.GetEvents()
+		return err != nil || events&zmq4.POLLIN != 0
+	})
+}
+
+func (r *reactor) pending() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.mu.dirty) > 0 || r.mu.closing
+}
+
+// wake ends park, also one that has not begun.
+func (r *reactor) wake() { _ = r.file.SetReadDeadline(time.Unix(1, 0)) }
+
+// stop ends the reactor when it has sent what it may.
+func (r *reactor) stop() {
+	r.mu.Lock()
+	r.mu.closing = true
+	r.mu.Unlock()
+	r.wake()
+}
+
+// link is the way to one peer. Its fields are guarded by reactor.mu.
+type link struct {
+	r      *reactor
+	to     string // routing id at a ROUTER, "" at a DEALER
+	limits limits
+	urgent [][]byte // credits, which no window holds up: two peers would wait for each other
+	queue  [][]byte
+	queued int
+	sent   uint64 // bytes
+	taken  uint64 // of those, by what the peer has said
+	dirty  bool
+	err    error
+	since  time.Time     // of the last progress while something waits
+	room   chan struct{} // closed when something was sent; nil while nobody waits for that
+}
+
+// errFull says that more waits for the peer than the limit allows.
+var errFull = tqerr.New(tqerr.ResourceExhausted, "the peer does not read what is sent to it")
+
+// send queues a frame, whose bytes may be reused when it returns. With limited, a frame that would have to wait behind too
+// many others is refused with errFull.
+func (l *link) send(f *wire.Frame, limited bool) error {
+	if err := f.Check(); err != nil {
+		return err
+	}
+	if f.Size() > maxMessage {
+		return tqerr.New(tqerr.InvalidArgument, "message of %d bytes, limit %d", f.Size(), maxMessage)
+	}
+	message := f.Append(make([]byte, 0, f.Size()))
+	r := l.r
+	r.mu.Lock()
+	if l.err != nil {
+		defer r.mu.Unlock()
+		return l.err
+	}
+	if limited && l.queued > 0 && l.queued+len(message) > l.limits.queued {
+		r.mu.Unlock()
+		return errFull
+	}
+	l.queue, l.queued = append(l.queue, message), l.queued+len(message)
+	wake := l.markLocked()
+	r.mu.Unlock()
+	if wake {
+		r.wake()
+	}
+	return nil
+}
+
+// tell sends a frame ahead of all others and outside the window.
+func (l *link) tell(f *wire.Frame) {
+	r := l.r
+	r.mu.Lock()
+	wake := false
+	if l.err == nil {
+		l.urgent = append(l.urgent, f.Append(nil))
+		wake = l.markLocked()
+	}
+	r.mu.Unlock()
+	if wake {
+		r.wake()
+	}
+}
+
+// markLocked has the reactor look at the link. It reports that the reactor must be woken.
+func (l *link) markLocked() bool {
+	if l.dirty {
+		return false
+	}
+	l.dirty = true
+	l.r.mu.dirty = append(l.r.mu.dirty, l)
+	return len(l.r.mu.dirty) == 1
+}
+
+// credit notes what the peer has taken. It is called on the reactor's goroutine.
+func (l *link) credit(taken uint64) {
+	l.r.mu.Lock()
+	defer l.r.mu.Unlock()
+	if taken > l.taken && taken <= l.sent {
+		l.taken, l.since = taken, time.Now()
+	}
+	if len(l.queue) > 0 {
+		l.markLocked()
+	}
+}
+
+// end makes the link refuse everything.
+func (l *link) end(err error) {
+	l.r.mu.Lock()
+	defer l.r.mu.Unlock()
+	l.endLocked(err)
+}
+
+func (l *link) endLocked(err error) {
+	if l.err == nil {
+		l.err, l.urgent, l.queue, l.queued = err, nil, nil, 0
+		delete(l.r.mu.waiting, l)
+		l.signalLocked()
+	}
+}
+
+func (l *link) signalLocked() {
+	if l.room != nil {
+		close(l.room)
+		l.room = nil
+	}
+}
+
+// wait returns a channel that is closed when bytes were sent, and at once when none wait or the link has ended.
+func (l *link) wait() <-chan struct{} {
+	l.r.mu.Lock()
+	defer l.r.mu.Unlock()
+	if l.room == nil {
+		l.room = make(chan struct{})
+	}
+	room := l.room
+	if l.queued == 0 || l.err != nil {
+		l.signalLocked()
+	}
+	return room
+}
+
+// takeLocked removes the messages that the window has room for. Credit comes late by up to creditStep, so one that is
+// larger goes when less than half of it is in use.
+func (l *link) takeLocked() [][]byte {
+	n := 0
+	for n < len(l.queue) {
+		size := uint64(len(l.queue[n]))
+		window, flying := uint64(l.limits.window), l.sent-l.taken
+		if flying+size > window && flying > window/2 {
+			break
+		}
+		l.sent += size
+		l.queued -= int(size)
+		n++
+	}
+	out := append(l.urgent, l.queue[:n]...)
+	l.urgent, l.queue = nil, l.queue[n:]
+	if n > 0 {
+		l.since = time.Now()
+		l.signalLocked()
+	}
+	if len(l.queue) == 0 {
+		l.queue = nil
+		delete(l.r.mu.waiting, l)
+	} else {
+		l.r.mu.waiting[l] = struct{}{}
+	}
+	return out
+}
+
+// flush sends what may be sent, and ends links whose peer takes nothing. It reports that the reactor is to end.
+func (r *reactor) flush() (closing bool) {
+	type letters struct {
+		l        *link
+		messages [][]byte
+	}
+	var out []letters
+	var stalled []*link
+	r.mu.Lock()
+	for _, l := range r.mu.dirty {
+		l.dirty = false
+		if l.err == nil {
+			out = append(out, letters{l, l.takeLocked()})
+		}
+	}
+	r.mu.dirty = r.mu.dirty[:0]
+	for l := range r.mu.waiting {
+		if time.Since(l.since) > l.limits.stall {
+			stalled = append(stalled, l)
+		}
+	}
+	closing = r.mu.closing
+	r.mu.Unlock()
+	for _, o := range out {
+		for _, m := range o.messages {
+			if err := r.post(o.l.to, m); err != nil {
+				r.lost(o.l, err)
+				break
+			}
+		}
+	}
+	for _, l := range stalled {
+		r.lost(l, errFull)
+	}
+	return closing
+}
+
+// post gives a message to ZeroMQ, which refuses one to a peer that is not there.
+func (r *reactor) post(to string, message []byte) error {
+	if to != "" {
+		if _, err := r.sock.Send(to, zmq4.DONTWAIT|zmq4.SNDMORE); err != nil {
+			return err
+		}
+	}
+	_, err := r.sock.SendBytes(message, zmq4.DONTWAIT)
+	return err
+}
+
+// taken counts what a peer has sent and we have taken, and tells it from time to time.
+type taken struct {
+	bytes, told uint64
+}
+
+// creditStep is how much is taken before it is told. The window of the other side has several of them.
+const creditStep = 256 << 10
+
+// add returns the credit that is due, nil for none.
+func (t *taken) add(size int) *wire.Frame {
+	t.bytes += uint64(size)
+	if t.bytes-t.told < creditStep {
+		return nil
+	}
+	t.told = t.bytes
+	return &wire.Frame{Type: wire.FrameCredit, Sequence: t.bytes}
+}

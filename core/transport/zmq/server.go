@@ -1,0 +1,489 @@
+//go:build zmq
+
+package zmq
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/pebbe/zmq4"
+
+	"transferqueue/core/guard"
+	"transferqueue/core/tqerr"
+	"transferqueue/core/transport"
+	"transferqueue/core/transport/internal/roster"
+	"transferqueue/core/transport/stream"
+	"transferqueue/core/wire"
+)
+
+// Server listens on a TCP port for requests and on another one for payload. Its methods may be called from any goroutine,
+// but not from its handler's Serve.
+type Server struct {
+	host    string
+	port    int
+	session uint64
+	limits  limits
+	handler transport.Handler
+	roster  *roster.Roster
+	context *zmq4.Context
+	router  *reactor
+	gate    *reactor
+	streams *stream.Listener
+	mu      struct {
+		sync.Mutex
+		closed bool
+		conns  map[string]*conn  // by routing id
+		lives  map[uint64]uint64 // of the peers that are not gone: a number that is another one when they were in between
+	}
+}
+
+// Listen opens tcp://HOST:PORT for clients that know the token, and a port for payload (0: any free one) on the same host.
+// A port that is taken is AlreadyExists.
+func Listen(address string, payloadPort int, token []byte, h transport.Handler) (*Server, error) {
+	return listen(address, payloadPort, token, h, defaultLimits)
+}
+
+func listen(address string, payloadPort int, token []byte, h transport.Handler, l limits) (*Server, error) {
+	if err := CheckToken(token); err != nil {
+		return nil, err
+	}
+	host, port, err := resolve(context.Background(), address)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{host: host, port: port, session: rand.Uint64(), limits: l, handler: h}
+	s.mu.conns, s.mu.lives = map[string]*conn{}, map[uint64]uint64{}
+	s.roster = roster.New(s.gone)
+	if s.streams, err = stream.Listen(host, payloadPort, stream.Limits{Greeting: l.greeting, Stall: l.stall}); err != nil {
+		return nil, err
+	}
+	if s.context, err = newContext(); err == nil {
+		err = s.open(token)
+	}
+	if err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+// resolve turns an address into numbers.
+func resolve(ctx context.Context, address string) (host string, port int, err error) {
+	name, port, err := ParseAddress(address)
+	if err != nil {
+		return "", 0, err
+	}
+	found, err := net.DefaultResolver.LookupHost(ctx, name)
+	if err != nil {
+		return "", 0, tqerr.Wrap(tqerr.Unavailable, err, "address %q", address)
+	}
+	return found[0], port, nil
+}
+
+// open makes the sockets. The gate comes first, so that no connection finds it missing.
+func (s *Server) open(token []byte) error {
+	gate, err := s.context.NewSocket(zmq4.REP)
+	if err == nil {
+		err = gate.Bind("inproc://zeromq.zap.01")
+	}
+	if err != nil {
+		return tqerr.Wrap(tqerr.Internal, err, "ZeroMQ authentication")
+	}
+	if s.gate, err = newReactor(gate); err != nil {
+		return err
+	}
+	s.gate.receive = func(parts [][]byte) { _, _ = gate.SendMessage(judge(parts, token)) }
+	s.gate.start("zmq: authenticate")
+	router, err := s.context.NewSocket(zmq4.ROUTER)
+	if err != nil {
+		return tqerr.Wrap(tqerr.ResourceExhausted, err, "ZeroMQ socket")
+	}
+	if err := errors.Join(router.SetPlainServer(1), router.SetZapDomain("tq"), router.SetRouterMandatory(1), setUp(router, s.limits)); err != nil {
+		return errors.Join(tqerr.Wrap(tqerr.Internal, err, "ZeroMQ socket"), router.Close())
+	}
+	if err := s.bind(router); err != nil {
+		return errors.Join(err, router.Close())
+	}
+	if s.router, err = newReactor(router); err != nil {
+		return err
+	}
+	s.router.receive, s.router.lost = s.receive, s.lost
+	s.router.start("zmq: serve")
+	return nil
+}
+
+func (s *Server) bind(router *zmq4.Socket) error {
+	port := "*"
+	if s.port != 0 {
+		port = strconv.Itoa(s.port)
+	}
+	err := router.Bind(scheme + net.JoinHostPort(s.host, port))
+	if zmq4.AsErrno(err) == zmq4.Errno(syscall.EADDRINUSE) {
+		return tqerr.New(tqerr.AlreadyExists, "%s: the port is taken", s.Address())
+	}
+	if err != nil {
+		return tqerr.Wrap(tqerr.IO, err, "%s", s.Address())
+	}
+	bound, err := router.GetLastEndpoint()
+	if err == nil {
+		_, s.port, err = ParseAddress(strings.TrimRight(bound, "\x00"))
+	}
+	return tqerr.Wrap(tqerr.Internal, err, "%s", s.Address())
+}
+
+// setUp sets the options that both sides have.
+func setUp(sock *zmq4.Socket, l limits) error {
+	return errors.Join(
+		sock.SetSndhwm(0), sock.SetRcvhwm(0), sock.SetLinger(200*time.Millisecond), sock.SetMaxmsgsize(maxMessage),
+		sock.SetHandshakeIvl(l.greeting), sock.SetTcpKeepalive(1), sock.SetTcpKeepaliveIdle(2), sock.SetTcpKeepaliveIntvl(1),
+		sock.SetTcpKeepaliveCnt(3),
+	)
+}
+
+// Address is where the server listens, with the number of its port.
+func (s *Server) Address() string { return scheme + join(s.host, s.port) }
+
+// receive handles a message; it runs on the reactor and only sorts.
+func (s *Server) receive(parts [][]byte) {
+	if len(parts) != 2 {
+		return
+	}
+	to := string(parts[0])
+	s.mu.Lock()
+	c := s.mu.conns[to]
+	s.mu.Unlock()
+	var f wire.Frame
+	err := wire.ParseFrame(parts[1], &f)
+	switch {
+	case c == nil && err == nil && f.Type == wire.FrameHello:
+		s.welcome(to, &f)
+	case c == nil:
+		// It has lost its connection, which its lifeline tells, or has never made one.
+	case err != nil:
+		c.cut()
+	default:
+		c.receive(f)
+	}
+}
+
+// welcome answers a hello.
+func (s *Server) welcome(to string, hello *wire.Frame) {
+	l := &link{r: s.router, to: to, limits: s.limits}
+	answer := &wire.Frame{Type: wire.FrameWelcome, ID: s.session, Sequence: wire.Version}
+	err := wire.CheckVersion(uint64(hello.Op))
+	if err == nil {
+		c := newConn(s, l, hello.ID, hello.Sequence)
+		s.mu.Lock()
+		if !s.mu.closed {
+			s.mu.conns[to] = c
+		}
+		s.mu.Unlock()
+		answer.Body, err = wire.Marshal(&wire.Admission{Port: s.streams.Port(), Ticket: s.streams.Ticket(c.live, func() { s.forget(c) })})
+	}
+	if err != nil {
+		text := []byte(err.Error())
+		answer.Op, answer.Body = uint16(tqerr.CodeOf(err)), text[:min(len(text), wire.MaxGreeting)]
+	}
+	_ = l.send(answer, false)
+}
+
+// lost ends the connection behind a link that a message cannot be sent on.
+func (s *Server) lost(l *link, err error) {
+	l.end(err)
+	s.mu.Lock()
+	c := s.mu.conns[l.to]
+	s.mu.Unlock()
+	if c != nil && c.link == l {
+		c.cut()
+	}
+}
+
+func (s *Server) forget(c *conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.mu.conns, c.link.to)
+}
+
+// lifeOf returns the number of a peer's life and whether it had one before. The caller has joined the roster.
+func (s *Server) lifeOf(peer, wanted uint64) (life uint64, resumed bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if life = s.mu.lives[peer]; life == 0 {
+		life = rand.Uint64() | 1
+		s.mu.lives[peer] = life
+	}
+	return life, life == wanted
+}
+
+func (s *Server) gone(peer transport.Peer) {
+	s.mu.Lock()
+	delete(s.mu.lives, peer.ID)
+	s.mu.Unlock()
+	s.handler.Gone(peer)
+}
+
+// Close stops listening, ends all connections, and returns when every peer has been reported as gone. It may be called
+// twice.
+func (s *Server) Close() error {
+	s.mu.Lock()
+	first := !s.mu.closed
+	s.mu.closed = true
+	s.mu.Unlock()
+	for _, r := range []*reactor{s.router, s.gate} {
+		if r != nil {
+			r.stop()
+			<-r.done
+		}
+	}
+	err := s.streams.Close()
+	s.roster.End()
+	if first && s.context != nil {
+		err = errors.Join(err, s.context.Term())
+	}
+	return err
+}
+
+// Descriptors lists the descriptors of listeners and connections, which a forked child must close.
+func (s *Server) Descriptors() []int {
+	out := descriptors(s.streams.Sockets())
+	return append(out, socketsAt(func(own, _ string) bool { return own == strconv.Itoa(s.port) })...)
+}
+
+// conn is one connection of a server. The reactor sorts its messages; a goroutine of its own, which exists while there are
+// any, calls the handler.
+type conn struct {
+	server *Server
+	link   *link
+	peer   transport.Peer
+	wanted uint64 // the life that the peer wants to go on with
+	ctx    context.Context
+	cancel context.CancelFunc
+	mu     struct {
+		sync.Mutex
+		lifeline net.Conn // nil: not there yet, and nothing is served
+		ended    bool
+		inbox    []wire.Frame
+		working  bool
+		taken    taken
+		// calls has the requests that may still be replied to. Who removes one has the right to reply.
+		calls   map[uint64]context.CancelFunc
+		streams map[net.Conn]struct{}
+	}
+}
+
+func newConn(s *Server, l *link, peer, wanted uint64) *conn {
+	c := &conn{server: s, link: l, peer: transport.Peer{ID: peer}, wanted: wanted}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	c.mu.calls, c.mu.streams = map[uint64]context.CancelFunc{}, map[net.Conn]struct{}{}
+	return c
+}
+
+// Bytes on a lifeline.
+const (
+	aliveSize = 9   // of the answer to its ticket: whether the life goes on, and its number
+	goodbye   = 'b' // of the client, before it closes
+)
+
+// live is the connection from its lifeline's beginning to its end.
+func (c *conn) live(lifeline net.Conn) {
+	s := c.server
+	defer s.forget(c)
+	defer c.cancel()
+	s.roster.Join(c.peer)
+	grace := s.limits.grace
+	defer func() { s.roster.Leave(c.peer, grace) }()
+	life, resumed := s.lifeOf(c.peer.ID, c.wanted)
+	c.mu.Lock()
+	c.mu.lifeline = lifeline
+	c.mu.Unlock()
+	defer c.end()
+	if _, err := lifeline.Write(alive(life, resumed)); err != nil {
+		return
+	}
+	var last [1]byte
+	if n, _ := lifeline.Read(last[:]); n == 1 && last[0] == goodbye {
+		grace = 0
+	}
+}
+
+// cut ends the connection, as a broken network would.
+func (c *conn) cut() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mu.lifeline != nil {
+		_ = c.mu.lifeline.Close()
+	}
+}
+
+// end cancels what is being served, before the peer is reported as gone.
+func (c *conn) end() {
+	c.link.end(tqerr.New(tqerr.Unavailable, "the connection is gone"))
+	c.cancel()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.mu.ended, c.mu.calls, c.mu.inbox = true, nil, nil
+	_ = c.mu.lifeline.Close()
+	for stream := range c.mu.streams {
+		_ = stream.Close()
+	}
+}
+
+// receive queues a frame for the worker.
+func (c *conn) receive(f wire.Frame) {
+	if f.Type == wire.FrameCredit {
+		c.link.credit(f.Sequence)
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mu.lifeline == nil || c.mu.ended {
+		return
+	}
+	c.mu.inbox = append(c.mu.inbox, f)
+	if !c.mu.working {
+		c.mu.working = true
+		guard.Go("zmq: serve a peer", c.work)
+	}
+}
+
+// work serves what has arrived, in its order.
+func (c *conn) work() {
+	for {
+		c.mu.Lock()
+		if len(c.mu.inbox) == 0 {
+			c.mu.inbox, c.mu.working = nil, false
+			c.mu.Unlock()
+			return
+		}
+		f := c.mu.inbox[0]
+		c.mu.inbox = c.mu.inbox[1:]
+		c.mu.Unlock()
+		ok := c.serve(&f)
+		c.mu.Lock()
+		credit := c.mu.taken.add(f.Size())
+		c.mu.Unlock()
+		if credit != nil {
+			c.link.tell(credit)
+		}
+		if !ok {
+			c.cut()
+		}
+	}
+}
+
+// serve handles one frame and reports whether the connection goes on.
+func (c *conn) serve(f *wire.Frame) bool {
+	switch f.Type {
+	case wire.FrameRequest:
+		c.request(f)
+		return true
+	case wire.FrameNotify:
+		c.handle(c.ctx, requestOf(f), func(*wire.Reply) {})
+		return true
+	case wire.FrameCancel:
+		if cancel := c.take(f.ID); cancel != nil {
+			cancel()
+		}
+		return true
+	case wire.FrameTicket:
+		ticket := c.server.streams.Ticket(c.stream, func() {})
+		return c.link.send(&wire.Frame{Type: wire.FrameReply, ID: f.ID, Body: ticket}, true) == nil
+	default:
+		return false
+	}
+}
+
+// stream serves a payload stream of the peer.
+func (c *conn) stream(conn net.Conn) {
+	lender, ok := c.server.handler.(transport.Lender)
+	c.mu.Lock()
+	if !ok || c.mu.ended {
+		c.mu.Unlock()
+		return
+	}
+	c.mu.streams[conn] = struct{}{}
+	c.mu.Unlock()
+	stream.Serve(conn, c.peer, lender, stream.Limits{Greeting: c.server.limits.greeting, Stall: c.server.limits.stall})
+	c.mu.Lock()
+	delete(c.mu.streams, conn)
+	c.mu.Unlock()
+}
+
+func requestOf(f *wire.Frame) *wire.Request {
+	return &wire.Request{Op: wire.Op(f.Op), Sequence: f.Sequence, Ack: f.Ack, Timeout: f.Timeout, Body: f.Body, Payload: f.Payload}
+}
+
+func (c *conn) request(f *wire.Frame) {
+	id := f.ID
+	var ctx context.Context
+	var cancel context.CancelFunc
+	if f.Timeout > 0 {
+		ctx, cancel = context.WithTimeout(c.ctx, f.Timeout)
+	} else {
+		ctx, cancel = context.WithCancel(c.ctx)
+	}
+	if !c.register(id, cancel) {
+		cancel()
+		return
+	}
+	c.handle(ctx, requestOf(f), func(r *wire.Reply) { c.reply(id, r) })
+}
+
+// register notes a request. One that is being served already has come twice, and has one reply.
+func (c *conn) register(id uint64, cancel context.CancelFunc) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, twice := c.mu.calls[id]; twice || c.mu.ended {
+		return false
+	}
+	c.mu.calls[id] = cancel
+	return true
+}
+
+// handle calls the handler. A panic in it, and a library that is poisoned already, give an Internal reply.
+func (c *conn) handle(ctx context.Context, req *wire.Request, reply func(*wire.Reply)) {
+	err := guard.Poisoned()
+	if err == nil {
+		err = func() (err error) {
+			defer guard.Recover(&err)
+			c.server.handler.Serve(ctx, c.peer, req, reply)
+			return nil
+		}()
+	}
+	if err != nil {
+		reply(wire.ErrorReply(err))
+	}
+}
+
+// take removes a request; nil when it was replied to or cancelled before.
+func (c *conn) take(id uint64) context.CancelFunc {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	cancel := c.mu.calls[id]
+	delete(c.mu.calls, id)
+	return cancel
+}
+
+// reply sends the first reply to a request that the client still waits for. A reply beyond the limits of a message becomes
+// an error reply; a client that does not take its replies loses the connection.
+func (c *conn) reply(id uint64, r *wire.Reply) {
+	cancel := c.take(id)
+	if cancel == nil {
+		return
+	}
+	cancel()
+	err := c.link.send(&wire.Frame{Type: wire.FrameReply, Op: uint16(r.Code), ID: id, Body: r.Body, Payload: r.Payload}, true)
+	if tqerr.CodeOf(err) == tqerr.InvalidArgument {
+		r = wire.ErrorReply(err)
+		err = c.link.send(&wire.Frame{Type: wire.FrameReply, Op: uint16(r.Code), ID: id, Body: r.Body}, true)
+	}
+	if err != nil {
+		c.cut()
+	}
+}

@@ -1,0 +1,95 @@
+"""Sessions on other hosts: where one listens or is found, and the token that both sides must know."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from transfer_queue.errors import InvalidArgumentError, InvalidStateError
+
+_TOKEN_BYTES = 32
+_LONGEST = 4096  # of a token file
+
+
+def address() -> str:
+    """``TQ_ADDRESS``: the session of another host that this process uses; empty for none."""
+    return os.environ.get("TQ_ADDRESS", "")
+
+
+def _folder() -> Path:
+    given = os.environ.get("TQ_RUNTIME_DIR")
+    if given:
+        return Path(given)
+    run = os.environ.get("XDG_RUNTIME_DIR")
+    if run and os.path.isdir(run):
+        return Path(run, "transferqueue")
+    return Path(os.environ.get("TMPDIR") or "/tmp", f"transferqueue-{os.getuid()}")
+
+
+def token_file(namespace: str) -> Path:
+    """``TQ_TOKEN_FILE``, else ``<namespace>.token`` in the runtime directory."""
+    given = os.environ.get("TQ_TOKEN_FILE")
+    return Path(given) if given else _folder() / f"{namespace}.token"
+
+
+def token(namespace: str) -> bytes:
+    """The token of the session to attach to: ``TQ_TOKEN``, else the contents of the token file.
+
+    Raises:
+        InvalidStateError: there is neither.
+    """
+    given = os.environ.get("TQ_TOKEN", "").strip()
+    if given:
+        return given.encode()
+    path = token_file(namespace)
+    try:
+        return _read(path)
+    except FileNotFoundError:
+        raise InvalidStateError(
+            f"{address()} asks for a token: set TQ_TOKEN, or TQ_TOKEN_FILE to a copy of the owner's token file "
+            f"(there is no {path})",
+            "init",
+        ) from None
+
+
+def _read(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        found = file.read(_LONGEST + 1).strip()
+    if not found or len(found) > _LONGEST:
+        raise InvalidArgumentError(f"token file {path}: want one line with the token", "init")
+    return found
+
+
+def own_token(namespace: str) -> bytes:
+    """The token of a session that listens: as in `token`, or a new one, which is written to the token file."""
+    given = os.environ.get("TQ_TOKEN", "").strip()
+    if given:
+        return given.encode()
+    path = token_file(namespace)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fresh = secrets.token_hex(_TOKEN_BYTES)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        return _private(path)
+    with open(descriptor, "w") as file:
+        file.write(fresh + "\n")
+    return fresh.encode()
+
+
+def _private(path: Path) -> bytes:
+    if path.stat().st_mode & 0o077:
+        raise InvalidStateError(f"token file {path} can be read by others, want mode 600", "init")
+    return _read(path)
+
+
+def listening(conf: Any) -> dict[str, Any]:
+    """Options of the core for a session that is to listen for other hosts; none when it is not."""
+    section = conf.get("remote") or {}
+    listen = section.get("listen")
+    if not listen:
+        return {}
+    namespace = conf.get("namespace") or "default"
+    return {"listen": str(listen), "payload_port": int(section.get("payload_port") or 0), "token": own_token(namespace)}
