@@ -21,6 +21,8 @@ from transfer_queue._unit import UnitHost
 KEYS = [f"k{i}" for i in range(6)]
 WIDTHS = [3, 20_000, 1 << 20]  # inside the message, on a stream, on several
 
+pytestmark = pytest.mark.skipif(os.environ.get("TQ_LIBZMQ") == "none", reason="built without libzmq")
+
 
 def _hosts(line: Any, name: str) -> None:
     host = UnitHost(name)
