@@ -142,17 +142,32 @@ build_core() {
     echo "$stamp" >"$OUT/venv/installed"
 }
 
-# libzmq for cgo: the static one, or the system's with TQ_LIBZMQ=system. The name of its folder, a hash of source and flags,
-# is in CGO_CFLAGS because Go's cache does not see what pkg-config prints.
+# libzmq for cgo: a static one, the system's with TQ_LIBZMQ=system, or none, and GO_TAGS for what there is. When the source of
+# the static one cannot be had, what is built is one that serves a single host, as in setup.py. The name of its folder, a hash
+# of source and flags, is in CGO_CFLAGS because Go's cache does not see what pkg-config prints.
 need_libzmq() {
-    if [ "${TQ_LIBZMQ:-}" = system ]; then
-        [ -e /usr/include/zmq.h ] || apt_install "libzmq" libzmq3-dev
-    else
-        TQ_LIBZMQ=$("$CACHE/base/bin/python" "$ROOT/build/libzmq.py") || die "libzmq was not built"
-    fi
-    export TQ_LIBZMQ PKG_CONFIG=$ROOT/build/pkg-config
-    export CGO_CFLAGS="${CGO_CFLAGS:--g -O2} -DTQ_LIBZMQ_KEY=0x${TQ_LIBZMQ##*-}"
-    [ "$TQ_LIBZMQ" != system ] || CGO_CFLAGS=${CGO_CFLAGS%0x*}0
+    local key=0
+    case ${TQ_LIBZMQ:-} in
+    none) ;;
+    system) [ -e /usr/include/zmq.h ] || apt_install "libzmq" libzmq3-dev ;;
+    *)
+        if ! TQ_LIBZMQ=$("$CACHE/base/bin/python" "$ROOT/build/libzmq.py"); then
+            TQ_LIBZMQ=none
+            [ ! -e /usr/include/zmq.h ] || TQ_LIBZMQ=system
+            say "no static libzmq, going on with: $TQ_LIBZMQ"
+        fi
+        ;;
+    esac
+    export TQ_LIBZMQ GO_TAGS=zmq PKG_CONFIG=$ROOT/build/pkg-config
+    case $TQ_LIBZMQ in
+    none) GO_TAGS='' && say "without libzmq: sessions serve one host, and what needs it is neither built nor tested" && return ;;
+    /*) key=${TQ_LIBZMQ##*-} ;;
+    esac
+    case " ${CGO_CFLAGS:=-g -O2} " in
+    *" -DTQ_LIBZMQ_KEY=0x$key "*) ;; # of a script that has called this one
+    *) CGO_CFLAGS+=" -DTQ_LIBZMQ_KEY=0x$key" ;;
+    esac
+    export CGO_CFLAGS
 }
 
 need_system

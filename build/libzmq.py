@@ -22,6 +22,7 @@ SDIST = "pyzmq==25.1.1"
 SHA256 = "259c22485b71abacdfa8bf79720cd7bcf4b9d128b30ea554f01ae71fdbfdaa23"
 FOLDER = "pyzmq-25.1.1/bundled/zeromq/"
 FLAGS = ["-O2", "-fPIC", "-fvisibility=hidden", "-g0", "-ffunction-sections", "-fdata-sections", "-D_GNU_SOURCE", "-w"]
+PATIENCE_S = 240
 LEFT_OUT = ("ws_", "wss_", "precompiled")
 
 # What configure finds out on any Linux with glibc.
@@ -71,15 +72,18 @@ def cache() -> Path:
 
 
 def fetch(folder: Path) -> Path:
-    """The sdist, through pip, so that the user's index and proxy serve it."""
+    """The sdist, through pip, so that the user's index and proxy serve it.
+
+    An index that cannot be reached is given up soon, whatever pip is configured to: there are builds without libzmq.
+    """
     wanted = folder / "requirements.txt"
     wanted.write_text(f"{SDIST} --hash=sha256:{SHA256}\n")
     command = ["download", "-q", "--require-hashes", "--no-deps", "--no-binary=pyzmq"]
-    command += ["-d", str(folder), "-r", str(wanted)]
+    command += ["--retries", "1", "--timeout", "20", "-d", str(folder), "-r", str(wanted)]
     pip = [sys.executable, "-m", "pip"]
     if subprocess.run([*pip, "--version"], capture_output=True, check=False).returncode != 0:
         pip = [shutil.which("pip") or "pip"]
-    subprocess.run([*pip, *command], check=True, stdout=sys.stderr)
+    subprocess.run([*pip, *command], check=True, stdout=sys.stderr, timeout=PATIENCE_S)
     (sdist,) = folder.glob("pyzmq-*.tar.gz")
     if (found := hashlib.sha256(sdist.read_bytes()).hexdigest()) != SHA256:
         raise ValueError(f"{sdist.name}: sha256 {found}, want {SHA256}")
@@ -143,5 +147,15 @@ def prepare() -> Path:
     return target
 
 
+def main() -> int:
+    """Print the folder, or why there is none."""
+    try:
+        print(prepare())
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        print(f"error: libzmq was not built from {SDIST}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
 if __name__ == "__main__":
-    print(prepare())
+    sys.exit(main())

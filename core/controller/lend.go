@@ -19,14 +19,25 @@ func (s *Server) Lend(peer transport.Peer, grant transport.Grant, stop func()) (
 	c := s.clients.byID[peer.ID]
 	s.clients.Unlock()
 	if c == nil {
-		return nil, nil, errGone
+		return nil, nil, s.errUnknown()
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.mu.gone {
+		return nil, nil, s.errUnknown()
+	}
 	if grant.Write {
 		return c.lendWriteLocked(grant.ID, stop)
 	}
 	return c.lendReadLocked(grant.ID, stop)
+}
+
+// errUnknown tells a client that is not known why: it is there, since it hears this, but its session has ended or gave it up.
+func (s *Server) errUnknown() error {
+	if s.ctx.Err() != nil {
+		return errClosed
+	}
+	return tqerr.New(tqerr.Unavailable, "the session has given this client up")
 }
 
 func (c *client) lendWriteLocked(id uint64, stop func()) ([][]byte, func(), error) {

@@ -216,7 +216,8 @@ func TestCloseWaitsForStreams(t *testing.T) {
 		reads.done()
 		<-over
 		_, err = f.lend(transport.Grant{ID: reply.Lease})
-		require.Equal(t, tqerr.Cancelled, tqerr.CodeOf(err))
+		require.Equal(t, tqerr.Unavailable, tqerr.CodeOf(err))
+		require.ErrorContains(t, err, "closed")
 	})
 }
 
@@ -251,7 +252,7 @@ func TestWhatIsNotLent(t *testing.T) {
 	with(t, setup{}, func(t *testing.T, s *system) {
 		f, other := s.far(), s.far()
 		_, err := f.lend(transport.Grant{Write: true, ID: 1})
-		require.Equal(t, tqerr.Cancelled, tqerr.CodeOf(err), "a peer that is not known")
+		require.Equal(t, tqerr.Unavailable, tqerr.CodeOf(err), "a peer that is not known")
 		txn := f.beginPut("a")
 		require.NoError(t, other.call(wire.OpList, &wire.ListRequest{}, nil))
 		for name, grant := range map[string]transport.Grant{

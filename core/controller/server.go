@@ -177,7 +177,10 @@ func (c *call) takeBack() {
 // handler answers a request at once, or returns errLater after it has arranged for call.finish to be called.
 type handler func(c *call) (any, error)
 
-var errLater = tqerr.New(tqerr.Internal, "answered later")
+var (
+	errLater  = tqerr.New(tqerr.Internal, "answered later")
+	errClosed = tqerr.New(tqerr.Unavailable, "the session was closed")
+)
 
 var handlers = map[wire.Op]handler{
 	wire.OpPut:              (*call).put,
@@ -261,6 +264,9 @@ func (c *call) finish(result any, err error) {
 	if err == error(errLater) {
 		return
 	}
+	if err == error(errGone) && c.s.ctx.Err() != nil {
+		err = errClosed // the client is there, but Close has dropped what it had
+	}
 	reply := c.makeReply(result, err)
 	c.observe(reply.Code)
 	if c.req.Sequence == 0 {
@@ -305,7 +311,7 @@ func (c *call) later(run func(ctx context.Context) (any, error)) (any, error) {
 			return err
 		}()
 		if err != nil && err != error(errLater) && c.s.ctx.Err() != nil {
-			err = tqerr.New(tqerr.Unavailable, "the session was closed")
+			err = errClosed
 		}
 		c.finish(result, err)
 	})

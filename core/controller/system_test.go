@@ -423,6 +423,7 @@ func (u *user) clear(keys ...string) {
 // python pulls jobs as a Python thread does and lets work compute the results.
 func (s *system) python(work func(job *jobs.Job, mem *foreigntest.Memory) ([]foreign.Raw, error)) {
 	mem := foreigntest.New(s.t, 64<<20)
+	s.t.Cleanup(synctest.Wait) // a result that nobody waits for is still copied out of mem
 	go func() {
 		for {
 			job, err := s.jobs.Next(48 * time.Hour)

@@ -22,6 +22,8 @@ from tensordict import TensorDict
 
 from processes import Child, Nursery, program, until
 
+pytestmark = pytest.mark.skipif(os.environ.get("TQ_LIBZMQ") == "none", reason="built without libzmq")
+
 
 @contextmanager
 def _serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
