@@ -135,6 +135,16 @@ def batch_meta(metadata: Any, op: str) -> BatchMeta:
     return metadata
 
 
+def _one_partition(metadata: BatchMeta, op: str) -> str:
+    """The partition of all the samples: a write is all or nothing within one."""
+    if batch_meta(metadata, op).size == 0:
+        raise InvalidArgumentError("metadata cannot be empty: got no samples, want at least one", op)
+    if not metadata._in_one_partition():
+        names = ", ".join(f'"{name}"' for name in sorted(set(metadata.partition_ids)))
+        raise InvalidArgumentError(f"metadata: got samples of partitions {names}, want those of one", op)
+    return metadata.partition_ids[0]
+
+
 def _samples(metadata: BatchMeta) -> list[bytes]:
     return [_ints(metadata.global_indexes), metadata._generations.tobytes()]
 
@@ -441,8 +451,7 @@ def put(
         if partition_id is None:
             raise InvalidArgumentError("partition_id must be provided if there is no metadata", op)
         return _insert(session, packed, _name("partition_id", partition_id), function, timeout, more, bool(is_last))
-    if batch_meta(metadata, op).size == 0:
-        raise InvalidArgumentError("metadata cannot be empty: got no samples, want at least one", op)
+    partition = _one_partition(metadata, op)
     if metadata.size != packed.rows:
         raise InvalidArgumentError(f"data: got {packed.rows} rows, want {metadata.size} as in the metadata", op)
     schemas = packed.schemas()
@@ -458,7 +467,7 @@ def put(
         tags = [{**(tags[row] if tags else {}), **tag} for row, tag in enumerate(more)]
     return _put_call(
         session,
-        metadata.partition_ids[0],
+        partition,
         packed,
         read,
         timeout,
@@ -509,7 +518,8 @@ def _insert(
 
 def update(session: Session, metadata: BatchMeta, values: Any, merge_fn: Any, timeout: float | None) -> Call[BatchMeta]:
     op = "update"
-    packed = _table(values, batch_meta(metadata, op).size, op)
+    partition = _one_partition(metadata, op)
+    packed = _table(values, metadata.size, op)
     native, function = _merge(merge_fn, op)
 
     def read(reply: Reply) -> BatchMeta:
@@ -517,7 +527,7 @@ def update(session: Session, metadata: BatchMeta, values: Any, merge_fn: Any, ti
 
     return _put_call(
         session,
-        metadata.partition_ids[0],
+        partition,
         packed,
         read,
         timeout,
@@ -579,9 +589,12 @@ def by_meta_fields(meta: KVBatchMeta, select_fields: Any) -> list[str] | None:
     """The fields that a get by meta reads.
 
     Raises:
+        TypeError: there is no meta.
         ValueError: the meta has no partition, or not all the selected fields.
     """
     op = "kv_batch_get_by_meta"
+    if not hasattr(meta, "partition_id") or not hasattr(meta, "fields"):
+        raise WrongTypeError(f"meta: got {type(meta).__name__}, want a KVBatchMeta", op)
     if meta.partition_id is None:
         raise InvalidArgumentError("meta.partition_id is None, want the partition of its keys", op)
     wanted = _field_list(select_fields, op, "select_fields")
@@ -827,6 +840,9 @@ def kv_retrieve_keys(
         raise WrongTypeError(f"global_indexes: got {type(global_indexes).__name__}, want an int or a list of int", op)
     if not listed:
         raise InvalidArgumentError("global_indexes: got an empty list, want at least one", op)
+    for index in listed:
+        if index.bit_length() > 63:
+            raise InvalidArgumentError(f"global_indexes: {index} does not fit into 64 bits", op)
 
     body = encode([_name("partition_id", partition_id), _ints(listed)])
     return Call(Op.RETRIEVE_KEYS, body, keys_or_none, timeout=seconds(timeout, session.timeout_s))
@@ -841,11 +857,26 @@ def set_custom_meta(session: Session, metadata: BatchMeta, timeout: float | None
 # ---- status ---------------------------------------------------------------------------------------------------------
 
 
-def status(
+def consumption(
+    session: Session, task_name: Any, partition_id: Any, timeout: float | None
+) -> Call[tuple[list[int], int, bytes] | None]:
+    """(indexes, columns, table) of a task, or None when the partition is unknown."""
+    body = [_name("partition_id", partition_id), _name("task_name", task_name)]
+    return _status(session, Op.CONSUMPTION, body, timeout)
+
+
+def production(
+    session: Session, data_fields: Any, partition_id: Any, timeout: float | None
+) -> Call[tuple[list[int], int, bytes] | None]:
+    """(indexes, columns, table) of fields, or None when the partition or a field is unknown."""
+    names = _field_list(data_fields, "get_production_status", "data_fields")
+    body = [_name("partition_id", partition_id), _strings(names or [])]
+    return _status(session, Op.PRODUCTION, body, timeout)
+
+
+def _status(
     session: Session, op: Op, body: list[Any], timeout: float | None
 ) -> Call[tuple[list[int], int, bytes] | None]:
-    """Consumption or production: (indexes, columns, table), or None when the partition or a field is unknown."""
-
     def read(reply: Reply) -> tuple[list[int], int, bytes] | None:
         known, indexes, width, table = decode(reply.body)
         return (_read_ints(indexes), width, table or b"") if known else None
@@ -867,7 +898,8 @@ def progress(
 
 
 def reset_consumption(session: Session, partition_id: Any, task_name: Any, timeout: float | None) -> Call[None]:
-    body = encode([_name("partition_id", partition_id), task_name or ""])
+    task = "" if task_name is None else _name("task_name", task_name)
+    body = encode([_name("partition_id", partition_id), task])
     return Call(Op.RESET_CONSUMPTION, body, no_result, timeout=seconds(timeout, session.timeout_s))
 
 
