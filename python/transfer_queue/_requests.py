@@ -887,14 +887,5 @@ def units(session: Session, timeout: float | None) -> Call[list[list[Any]]]:
     return Call(Op.UNITS, b"", read, timeout=seconds(timeout, session.timeout_s))
 
 
-def join_units(session: Session, addresses: Sequence[Mapping[str, Any]], timeout: float | None = None) -> Call[None]:
-    """Make storage units of other processes part of the session; see ``_unit.UnitHost.address``.
-
-    A unit that has joined already is left as it is. When one cannot join, those before it in the list stay.
-    """
-    units = [[a["name"], a["socket"], bytes(a["secret"]), a.get("host", "")] for a in addresses]
-    return Call(Op.JOIN_UNITS, encode([units]), no_result, timeout=seconds(timeout, session.timeout_s))
-
-
 def summary(session: Session) -> Call[list[Any]]:
     return Call(Op.STATUS, b"", lambda reply: decode(reply.body), timeout=session.timeout_s)

@@ -1,4 +1,7 @@
-"""The session of this process: opening, attaching, and ending it. There is one at a time."""
+"""The sessions of this process: opening, joining and ending them.
+
+One is that of the process, which the functions of the package use. Clients that are made by hand may join others.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from transfer_queue import _calls, _lib, _metrics, config, sampler
+from transfer_queue._controller_requests import packed_config
 from transfer_queue._jobs import Workers
 from transfer_queue.errors import (
     InvalidArgumentError,
@@ -252,7 +256,7 @@ def open_session(conf: Any, mode: str | None = None, folder: str | None = None) 
         if "ray" in mode:
             return _open_with_ray(conf, mode)
         options = _options(conf, mode)
-        options["config"] = _pickled(_unplaced(conf))
+        options["config"] = packed_config(_unplaced(conf))
         if folder is None:
             _place.clear()
             _place.update(dir=options["dir"], namespace=options["namespace"], pid=os.getpid())
@@ -270,7 +274,7 @@ def own_private(conf: Any, units_join: bool = False) -> Session:
         units_join: no unit runs in this process; they run in others and join.
     """
     _refuse_what_is_missing(conf)
-    options = {**_options(conf, "own"), "unpublished": True, "config": _pickled(_unplaced(conf))}
+    options = {**_options(conf, "own"), "unpublished": True, "config": packed_config(_unplaced(conf))}
     if units_join:
         options["units"] = -1
     session = Session(options)
@@ -343,19 +347,6 @@ def leave(info: ZMQServerInfo) -> None:
         del _others[info.session]
     if session.pid == os.getpid():
         session.close()
-
-
-def _pickled(conf: Any) -> bytes:
-    """The configuration for processes that attach, which may not have the module of its sampler."""
-    given = conf["controller"].get("sampler")
-    if given is None or isinstance(given, str):
-        import cloudpickle
-
-        packed: bytes = cloudpickle.dumps(conf)
-        return packed
-    from transfer_queue._requests import shipped
-
-    return shipped(conf, "the configuration", "init", of=given)
 
 
 _LEAST_ATTACH_S = 1.0  # joining a session that runs takes a moment, also for a call that does not want to wait
