@@ -14,7 +14,6 @@ import struct
 import sys
 import sysconfig
 import threading
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +24,8 @@ import torch
 from tensordict import TensorDict
 from tensordict.base import TensorDictBase
 
-from transfer_queue import _lib, _results, merge, sampler
-from transfer_queue._calls import Call, Reply, decode, encode, no_result
+from transfer_queue import _environment, _lib, _results, merge, sampler
+from transfer_queue._calls import Call, Reply, decode, decode_ints, encode, encode_ints, no_result
 from transfer_queue._columns import Packed, pack_row, pack_table
 from transfer_queue._field_schema import FieldSchema
 from transfer_queue._ops import Op
@@ -57,7 +56,7 @@ def seconds(timeout: float | None, default: float) -> float:
 
 def fetch_seconds(timeout: float | None) -> float:
     """How long a fetch waits for data."""
-    return seconds(timeout, float(os.environ.get("TQ_CONTROLLER_GET_METADATA_TIMEOUT", "1")))
+    return seconds(timeout, _environment.seconds("TQ_CONTROLLER_GET_METADATA_TIMEOUT", 1.0))
 
 
 def _name(what: str, value: Any) -> str:
@@ -116,14 +115,6 @@ def _strings(names: Sequence[str] | None) -> bytes | None:
     return None if names is None else encode(names)
 
 
-def _ints(numbers: Sequence[int]) -> bytes:
-    return array("q", numbers).tobytes()
-
-
-def _read_ints(raw: bytes | None) -> list[int]:
-    return array("q", raw or b"").tolist()
-
-
 def batch_meta(metadata: Any, op: str) -> BatchMeta:
     """The metadata of a call, once it is known to be some.
 
@@ -136,7 +127,7 @@ def batch_meta(metadata: Any, op: str) -> BatchMeta:
 
 
 def _samples(metadata: BatchMeta) -> list[bytes]:
-    return [_ints(metadata.global_indexes), metadata._generations.tobytes()]
+    return [encode_ints(metadata.global_indexes), metadata._generations.tobytes()]
 
 
 # ---- tags -----------------------------------------------------------------------------------------------------------
@@ -779,7 +770,7 @@ def decode_sampling(raw: bytes | None) -> dict[str, Any]:
 def tags_by_index(reply: Reply) -> dict[int, dict[str, Any]]:
     """The tags of all samples of a metadata reply."""
     indexes, _, _, _, tags, *_ = decode(reply.body)
-    listed = _read_ints(indexes)
+    listed = decode_ints(indexes)
     return dict(zip(listed, _decode_tags(tags, len(listed)), strict=True))
 
 
@@ -828,7 +819,7 @@ def kv_retrieve_keys(
     if not listed:
         raise InvalidArgumentError("global_indexes: got an empty list, want at least one", op)
 
-    body = encode([_name("partition_id", partition_id), _ints(listed)])
+    body = encode([_name("partition_id", partition_id), encode_ints(listed)])
     return Call(Op.RETRIEVE_KEYS, body, keys_or_none, timeout=seconds(timeout, session.timeout_s))
 
 
@@ -848,7 +839,7 @@ def status(
 
     def read(reply: Reply) -> tuple[list[int], int, bytes] | None:
         known, indexes, width, table = decode(reply.body)
-        return (_read_ints(indexes), width, table or b"") if known else None
+        return (decode_ints(indexes), width, table or b"") if known else None
 
     return Call(op, encode(body), read, timeout=seconds(timeout, session.timeout_s))
 
