@@ -96,7 +96,7 @@ func (k *cut) lease(ctx context.Context) (err error) {
 // batchBytes bounds the rows that are written, and later staged, together; a row that is larger is alone.
 const batchBytes = 64 << 20
 
-// pieceBytes is what is written between two looks at the clock.
+// pieceBytes is what is written, or read to be checked, between two looks at the clock.
 const pieceBytes = 4 << 20
 
 // filesAtOnce is how many files are written or read at a time.

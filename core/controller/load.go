@@ -66,7 +66,7 @@ func (c *call) loadValues(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
-	buffer := make([]byte, 4<<20)
+	buffer := make([]byte, pieceBytes)
 	for k := range stored.Parts() {
 		err := stored.ReadPart(ctx, k, func(rows *snapshot.Rows) (places [][]byte, err error) {
 			for left := rows.Bytes(); left > 0; left -= int64(len(places[len(places)-1])) {

@@ -29,6 +29,8 @@ from transfer_queue.errors import (
 from transfer_queue.utils.zmq_utils import Role, ZMQServerInfo
 
 _CLOSE_S = 5.0
+# As in config.yaml, for configurations that have null there.
+_TIMEOUT_S, _PUT_WAIT_S, _SAMPLER_TIMEOUT_S = 60.0, 30.0, 30.0
 
 
 class Session:
@@ -54,7 +56,7 @@ class Session:
         try:
             self.config: Any = _with_addresses(_unpickled(described["config"]), self.info, described)
             client = self.config.get("client") or {}
-            self.timeout_s = float(client.get("timeout_s") or 60.0)
+            self.timeout_s = float(client.get("timeout_s") or _TIMEOUT_S)
             self.layout: str = client.get("layout") or "jagged"
             if self.owner:
                 self.workers = Workers(self.handle)
@@ -178,13 +180,13 @@ def _options(conf: Any, mode: str) -> dict[str, Any]:
         "units": int(storage.get("num_data_storage_units") or 1),
         "memory_limit_bytes": int(storage.get("memory_limit_bytes") or 0),
         "total_storage_size": int(storage.get("total_storage_size") or 0),
-        "put_wait_ms": int(1000 * float(30 if storage.get("put_wait_s") is None else storage["put_wait_s"])),
+        "put_wait_ms": int(1000 * float(_PUT_WAIT_S if storage.get("put_wait_s") is None else storage["put_wait_s"])),
         "pre_allocate": _pre_allocate(),
         "polling_mode": bool(controller.get("polling_mode")),
         "sampler": sampler.describe(sampler.resolve(controller.get("sampler"))) if mode != "attach" else {},
-        "sampler_timeout_ms": int(1000 * float(controller.get("sampler_timeout_s") or 30)),
+        "sampler_timeout_ms": int(1000 * float(controller.get("sampler_timeout_s") or _SAMPLER_TIMEOUT_S)),
         "config": b"",
-        "timeout_ms": int(1000 * float(client.get("timeout_s") or 60.0)),
+        "timeout_ms": int(1000 * float(client.get("timeout_s") or _TIMEOUT_S)),
         "version": version(),
     }
 
