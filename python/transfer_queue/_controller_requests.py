@@ -7,7 +7,8 @@ from typing import Any
 
 from transfer_queue._calls import Call, decode, encode, no_result
 from transfer_queue._ops import Op
-from transfer_queue.errors import InvalidArgumentError, WrongTypeError
+from transfer_queue._shipping import shipped
+from transfer_queue.errors import WrongTypeError
 from transfer_queue.utils.zmq_utils import ZMQServerInfo
 
 
@@ -19,18 +20,7 @@ def packed_config(conf: Any, op: str = "init") -> bytes:
     """
     controller = conf.get("controller") if isinstance(conf, Mapping) else None
     given = controller.get("sampler") if isinstance(controller, Mapping) else None
-    if given is not None and not isinstance(given, str):
-        from transfer_queue._requests import shipped
-
-        return shipped(conf, "the configuration", op, of=given)
-    import cloudpickle
-
-    try:
-        packed: bytes = cloudpickle.dumps(conf)
-    except Exception as error:
-        text = f"the configuration cannot be pickled: {type(error).__name__}: {error}"
-        raise InvalidArgumentError(text, op) from error
-    return packed
+    return shipped(conf, "the configuration", op, of="" if given is None else given)  # a name has no module
 
 
 def store_config(conf: Any, timeout: float) -> Call[None]:

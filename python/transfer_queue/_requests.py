@@ -7,13 +7,8 @@ hold one msgpack array, a list of integers as little-endian int64.
 from __future__ import annotations
 
 import contextlib
-import functools
-import os
 import pickle
 import struct
-import sys
-import sysconfig
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +24,7 @@ from transfer_queue._calls import Call, Reply, decode, decode_ints, encode, enco
 from transfer_queue._columns import Packed, pack_row, pack_table
 from transfer_queue._field_schema import FieldSchema
 from transfer_queue._ops import Op
+from transfer_queue._shipping import shipped
 from transfer_queue.errors import FailedError, InvalidArgumentError, WrongTypeError
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
 
@@ -299,54 +295,6 @@ def _parser(data_parser: Any, op: str) -> bytes | None:
     if not callable(data_parser):
         raise FailedError(f"data_parser must be callable, got {type(data_parser).__name__}", op)
     return shipped(data_parser, "data_parser", op)
-
-
-_shipping = threading.Lock()
-
-
-def _after_fork() -> None:
-    global _shipping
-    _shipping = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-_installed = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-
-
-def shipped(function: Any, what: str, op: str, of: Any = None) -> bytes:
-    """The callable as bytes that any process can load, also when its module is only on the caller's path.
-
-    ``of`` is the part whose module counts, when it is not the whole.
-    """
-    module = _own_module(function if of is None else of)
-    try:
-        if module is None:
-            packed: bytes = cloudpickle.dumps(function)
-            return packed
-        with _shipping:
-            ours = module.__name__ not in cloudpickle.list_registry_pickle_by_value()
-            if ours:
-                cloudpickle.register_pickle_by_value(module)
-            try:
-                packed = cloudpickle.dumps(function)
-            finally:
-                if ours:
-                    cloudpickle.unregister_pickle_by_value(module)
-        return packed
-    except Exception as error:
-        raise InvalidArgumentError(f"{what} cannot be pickled: {type(error).__name__}: {error}", op) from error
-
-
-def _own_module(function: Any) -> Any:
-    """The module of a callable when other processes may not have it: a file that was not installed."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    name = getattr(function, "__module__", None) or type(function).__module__
-    module = sys.modules.get(name)
-    path = getattr(module, "__file__", None)
-    if name == "__main__" or path is None or path.startswith(_installed):
-        return None
-    return module
 
 
 def kv_update(
