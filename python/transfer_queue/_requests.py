@@ -7,14 +7,8 @@ hold one msgpack array, a list of integers as little-endian int64.
 from __future__ import annotations
 
 import contextlib
-import functools
-import os
 import pickle
 import struct
-import sys
-import sysconfig
-import threading
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +19,12 @@ import torch
 from tensordict import TensorDict
 from tensordict.base import TensorDictBase
 
-from transfer_queue import _lib, _results, merge, sampler
-from transfer_queue._calls import Call, Reply, decode, encode, no_result
+from transfer_queue import _environment, _lib, _results, merge, sampler
+from transfer_queue._calls import Call, Reply, decode, decode_ints, encode, encode_ints, no_result
 from transfer_queue._columns import Packed, pack_row, pack_table
 from transfer_queue._field_schema import FieldSchema
 from transfer_queue._ops import Op
+from transfer_queue._shipping import shipped
 from transfer_queue.errors import FailedError, InvalidArgumentError, WrongTypeError
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
 
@@ -57,7 +52,7 @@ def seconds(timeout: float | None, default: float) -> float:
 
 def fetch_seconds(timeout: float | None) -> float:
     """How long a fetch waits for data."""
-    return seconds(timeout, float(os.environ.get("TQ_CONTROLLER_GET_METADATA_TIMEOUT", "1")))
+    return seconds(timeout, _environment.seconds("TQ_CONTROLLER_GET_METADATA_TIMEOUT", 1.0))
 
 
 def _name(what: str, value: Any) -> str:
@@ -116,14 +111,6 @@ def _strings(names: Sequence[str] | None) -> bytes | None:
     return None if names is None else encode(names)
 
 
-def _ints(numbers: Sequence[int]) -> bytes:
-    return array("q", numbers).tobytes()
-
-
-def _read_ints(raw: bytes | None) -> list[int]:
-    return array("q", raw or b"").tolist()
-
-
 def batch_meta(metadata: Any, op: str) -> BatchMeta:
     """The metadata of a call, once it is known to be some.
 
@@ -146,7 +133,7 @@ def _one_partition(metadata: BatchMeta, op: str) -> str:
 
 
 def _samples(metadata: BatchMeta) -> list[bytes]:
-    return [_ints(metadata.global_indexes), metadata._generations.tobytes()]
+    return [encode_ints(metadata.global_indexes), metadata._generations.tobytes()]
 
 
 # ---- tags -----------------------------------------------------------------------------------------------------------
@@ -318,54 +305,6 @@ def _parser(data_parser: Any, op: str) -> bytes | None:
     if not callable(data_parser):
         raise FailedError(f"data_parser must be callable, got {type(data_parser).__name__}", op)
     return shipped(data_parser, "data_parser", op)
-
-
-_shipping = threading.Lock()
-
-
-def _after_fork() -> None:
-    global _shipping
-    _shipping = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-_installed = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-
-
-def shipped(function: Any, what: str, op: str, of: Any = None) -> bytes:
-    """The callable as bytes that any process can load, also when its module is only on the caller's path.
-
-    ``of`` is the part whose module counts, when it is not the whole.
-    """
-    module = _own_module(function if of is None else of)
-    try:
-        if module is None:
-            packed: bytes = cloudpickle.dumps(function)
-            return packed
-        with _shipping:
-            ours = module.__name__ not in cloudpickle.list_registry_pickle_by_value()
-            if ours:
-                cloudpickle.register_pickle_by_value(module)
-            try:
-                packed = cloudpickle.dumps(function)
-            finally:
-                if ours:
-                    cloudpickle.unregister_pickle_by_value(module)
-        return packed
-    except Exception as error:
-        raise InvalidArgumentError(f"{what} cannot be pickled: {type(error).__name__}: {error}", op) from error
-
-
-def _own_module(function: Any) -> Any:
-    """The module of a callable when other processes may not have it: a file that was not installed."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    name = getattr(function, "__module__", None) or type(function).__module__
-    module = sys.modules.get(name)
-    path = getattr(module, "__file__", None)
-    if name == "__main__" or path is None or path.startswith(_installed):
-        return None
-    return module
 
 
 def kv_update(
@@ -792,7 +731,7 @@ def decode_sampling(raw: bytes | None) -> dict[str, Any]:
 def tags_by_index(reply: Reply) -> dict[int, dict[str, Any]]:
     """The tags of all samples of a metadata reply."""
     indexes, _, _, _, tags, *_ = decode(reply.body)
-    listed = _read_ints(indexes)
+    listed = decode_ints(indexes)
     return dict(zip(listed, _decode_tags(tags, len(listed)), strict=True))
 
 
@@ -844,7 +783,7 @@ def kv_retrieve_keys(
         if index.bit_length() > 63:
             raise InvalidArgumentError(f"global_indexes: {index} does not fit into 64 bits", op)
 
-    body = encode([_name("partition_id", partition_id), _ints(listed)])
+    body = encode([_name("partition_id", partition_id), encode_ints(listed)])
     return Call(Op.RETRIEVE_KEYS, body, keys_or_none, timeout=seconds(timeout, session.timeout_s))
 
 
@@ -879,7 +818,7 @@ def _status(
 ) -> Call[tuple[list[int], int, bytes] | None]:
     def read(reply: Reply) -> tuple[list[int], int, bytes] | None:
         known, indexes, width, table = decode(reply.body)
-        return (_read_ints(indexes), width, table or b"") if known else None
+        return (decode_ints(indexes), width, table or b"") if known else None
 
     return Call(op, encode(body), read, timeout=seconds(timeout, session.timeout_s))
 
@@ -917,15 +856,6 @@ def units(session: Session, timeout: float | None) -> Call[list[list[Any]]]:
         return decode(reply.body)[0] or []
 
     return Call(Op.UNITS, b"", read, timeout=seconds(timeout, session.timeout_s))
-
-
-def join_units(session: Session, addresses: Sequence[Mapping[str, Any]], timeout: float | None = None) -> Call[None]:
-    """Make storage units of other processes part of the session; see ``_unit.UnitHost.address``.
-
-    A unit that has joined already is left as it is. When one cannot join, those before it in the list stay.
-    """
-    units = [[a["name"], a["socket"], bytes(a["secret"]), a.get("host", "")] for a in addresses]
-    return Call(Op.JOIN_UNITS, encode([units]), no_result, timeout=seconds(timeout, session.timeout_s))
 
 
 def summary(session: Session) -> Call[list[Any]]:
