@@ -59,17 +59,28 @@ func (r *Restored) Fill(s *State) error {
 
 func (r *Restored) partition(s *PartitionState) error {
 	c := r.c
-	bad := func(format string, args ...any) error {
-		return tqerr.New(tqerr.Corruption, "partition %q: "+format, append([]any{s.Name}, args...)...)
-	}
 	if c.partitions[s.Name] != nil {
-		return bad("occurs twice")
+		return badPartition(s.Name, "occurs twice")
 	}
 	p := &partition{name: s.Name, byKey: map[string]int64{}, fields: map[string]*field{}, consumed: map[string]*bitset.Set{}}
 	c.partitions[p.name], c.order = p, append(c.order, p)
+	for _, step := range []func(*partition, *PartitionState) error{r.samples, r.keysAndTags, r.fields, r.births, r.tasks} {
+		if err := step(p, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func badPartition(name, format string, args ...any) error {
+	return tqerr.New(tqerr.Corruption, "partition %q: "+format, append([]any{name}, args...)...)
+}
+
+func (r *Restored) samples(p *partition, s *PartitionState) error {
+	c := r.c
 	for k, x := range slices.Concat(s.Reserved, s.Samples) {
 		if x.Index < 0 || x.Index >= maxIndex || x.Generation == 0 || !c.indexes.Use(x.Index) {
-			return bad("sample %d of generation %d cannot be, or occurs twice", x.Index, x.Generation)
+			return badPartition(p.name, "sample %d of generation %d cannot be, or occurs twice", x.Index, x.Generation)
 		}
 		*c.generations.at(x.Index) = x.Generation - 1
 		p.owned.Add(x.Index)
@@ -77,34 +88,48 @@ func (r *Restored) partition(s *PartitionState) error {
 			p.active.Add(x.Index)
 		}
 	}
+	return nil
+}
+
+func (r *Restored) keysAndTags(p *partition, s *PartitionState) error {
+	c := r.c
 	if len(s.Keys) != len(s.Keyed) || len(s.Tags) != len(s.Tagged) {
-		return bad("%d keys of %d samples, %d tags of %d", len(s.Keys), len(s.Keyed), len(s.Tags), len(s.Tagged))
+		return badPartition(p.name, "%d keys of %d samples, %d tags of %d", len(s.Keys), len(s.Keyed), len(s.Tags), len(s.Tagged))
 	}
 	for k, i := range s.Keyed {
 		if _, twice := p.byKey[s.Keys[k]]; twice || !p.hasActive(i) || p.keyed.Has(i) {
-			return bad("key %q of sample %d occurs twice or has no sample", s.Keys[k], i)
+			return badPartition(p.name, "key %q of sample %d occurs twice or has no sample", s.Keys[k], i)
 		}
 		c.register(p, strings.Clone(s.Keys[k]), i)
 	}
 	for k, i := range s.Tagged {
 		if !p.hasActive(i) || !validTags(s.Tags[k]) {
-			return bad("tags of sample %d are no map or have no sample", i)
+			return badPartition(p.name, "tags of sample %d are no map or have no sample", i)
 		}
 		*c.tags.at(i) = mergeTags(nil, s.Tags[k])
 	}
+	return nil
+}
+
+func (r *Restored) fields(p *partition, s *PartitionState) error {
 	for k := range s.Fields {
 		if err := r.field(p, &s.Fields[k]); err != nil {
 			return err
 		}
 	}
-	if err := c.RestoreBirths(p.name, s.Births, s.Complete); err != nil {
-		return err
-	}
+	return nil
+}
+
+func (r *Restored) births(p *partition, s *PartitionState) error {
+	return r.c.RestoreBirths(p.name, s.Births, s.Complete)
+}
+
+func (r *Restored) tasks(p *partition, s *PartitionState) error {
 	for _, task := range s.Tasks {
 		done := &bitset.Set{}
 		for _, i := range task.Consumed {
 			if !p.hasActive(i) {
-				return bad("task %q has consumed sample %d, which does not exist", task.Name, i)
+				return badPartition(p.name, "task %q has consumed sample %d, which does not exist", task.Name, i)
 			}
 			done.Add(i)
 		}
@@ -150,17 +175,14 @@ func (r *Restored) field(p *partition, s *FieldState) error {
 // are there. Each sample is placed once, with all its cells.
 func (r *Restored) Place(partition string, samples []schema.Sample, columns []schema.Column, rooms []Room, rowBytes func(int) int64) ([]uint32, error) {
 	c := r.c
-	bad := func(format string, args ...any) error {
-		return tqerr.New(tqerr.Corruption, "partition %q: "+format, append([]any{partition}, args...)...)
-	}
 	p := c.partitions[partition]
 	if p == nil {
-		return nil, bad("has values but no samples")
+		return nil, badPartition(partition, "has values but no samples")
 	}
 	indexes := make([]int64, len(samples))
 	for k, s := range samples {
 		if !c.owns(p, s) || !p.active.Has(s.Index) || !r.placed.Add(s.Index) {
-			return nil, bad("values of sample %d, which does not exist or occurs twice", s.Index)
+			return nil, badPartition(partition, "values of sample %d, which does not exist or occurs twice", s.Index)
 		}
 		indexes[k] = s.Index
 	}
@@ -169,10 +191,10 @@ func (r *Restored) Place(partition string, samples []schema.Sample, columns []sc
 		col := &columns[k]
 		f := p.fields[col.Field]
 		if f == nil || f.kind != col.Kind || f.dtype != col.DType || col.Rows != len(samples) || !f.has.HasAll(mask) {
-			return nil, bad("values of field %q, which the samples do not hold so", col.Field)
+			return nil, badPartition(partition, "values of field %q, which the samples do not hold so", col.Field)
 		}
 		if r.stored[f].AddAll(mask) != len(samples) {
-			return nil, bad("values of field %q occur twice", col.Field)
+			return nil, badPartition(partition, "values of field %q occur twice", col.Field)
 		}
 	}
 	units := make([]uint32, len(samples))

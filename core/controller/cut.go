@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"sync"
 
 	"transferqueue/core/catalog"
-	"transferqueue/core/guard"
 	"transferqueue/core/snapshot"
 	"transferqueue/core/store"
 	"transferqueue/core/tqerr"
@@ -98,8 +96,11 @@ func (k *cut) lease(ctx context.Context, s *Server) (err error) {
 // batchBytes bounds the rows that are written, and later staged, together; a row that is larger is alone.
 const batchBytes = 64 << 20
 
-// pieceBytes is what is written between two looks at the clock.
+// pieceBytes is what is written, or read to be checked, between two looks at the clock.
 const pieceBytes = 4 << 20
+
+// filesAtOnce is how many files are written or read at a time.
+const filesAtOnce = 4
 
 // writeCells writes all leased cells to a folder, a file per unit, several at a time.
 func (s *Server) writeCells(ctx context.Context, k *cut, v *snapshot.Values) error {
@@ -113,7 +114,7 @@ func (s *Server) writeCells(ctx context.Context, k *cut, v *snapshot.Values) err
 		}
 		byUnit[g.unit] = append(byUnit[g.unit], g)
 	}
-	err := fewAtOnce(len(order), func(i int) error {
+	err := together(ctx, len(order), filesAtOnce, func(ctx context.Context, i int) error {
 		return v.WritePart(func(p *snapshot.Part) error {
 			for _, g := range byUnit[order[i]] {
 				if err := g.write(ctx, p); err != nil {
@@ -127,31 +128,6 @@ func (s *Server) writeCells(ctx context.Context, k *cut, v *snapshot.Values) err
 		return err
 	}
 	return v.Finish()
-}
-
-// atOnce is how many files are written or read at a time.
-const atOnce = 4
-
-// fewAtOnce calls work for 0 to n-1, some at a time, and returns the first error, after all have ended.
-func fewAtOnce(n int, work func(i int) error) error {
-	var wg sync.WaitGroup
-	errs := make([]error, n)
-	places := make(chan struct{}, atOnce)
-	for i := range n {
-		places <- struct{}{}
-		wg.Add(1)
-		guard.Go("controller checkpoint", func() {
-			defer wg.Done()
-			defer func() { <-places }()
-			defer guard.Recover(&errs[i])
-			errs[i] = work(i)
-		})
-	}
-	wg.Wait()
-	if k := slices.IndexFunc(errs, func(err error) bool { return err != nil }); k >= 0 {
-		return errs[k]
-	}
-	return nil
 }
 
 // write writes the rows of a group in batches.

@@ -30,8 +30,11 @@ func (t *txn) prepare(ctx context.Context) error {
 
 // prepareShares writes what goes to disk of staged shares. The caller aborts all when it fails.
 func prepareShares(ctx context.Context, shares []share) error {
-	elsewhere := slices.ContainsFunc(shares, func(sh share) bool { return sh.unit.waits() })
-	return together(ctx, len(shares), elsewhere, func(_ context.Context, i int) error {
+	limit := 1 // units here write to the same disk, one after another
+	if slices.ContainsFunc(shares, func(sh share) bool { return sh.unit.waits() }) {
+		limit = len(shares)
+	}
+	return together(ctx, len(shares), limit, func(_ context.Context, i int) error {
 		if shares[i].staged == nil {
 			return nil
 		}

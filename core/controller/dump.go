@@ -25,8 +25,8 @@ func (c *call) dumpRows() (any, error) {
 	if err := c.decode(&r); err != nil {
 		return nil, err
 	}
-	if !filepath.IsAbs(r.Path) {
-		return nil, tqerr.New(tqerr.InvalidArgument, "path %q: want an absolute one", r.Path)
+	if err := checkAbsolute(r.Path); err != nil {
+		return nil, err
 	}
 	return c.later(func(ctx context.Context) (any, error) {
 		index, k, err := c.s.cutKeys(ctx, r.Partition, r.Keys)
@@ -140,8 +140,8 @@ func (c *call) loadRows() (any, error) {
 	if err := c.decode(&r); err != nil {
 		return nil, err
 	}
-	if !filepath.IsAbs(r.Path) {
-		return nil, tqerr.New(tqerr.InvalidArgument, "path %q: want an absolute one", r.Path)
+	if err := checkAbsolute(r.Path); err != nil {
+		return nil, err
 	}
 	return c.later(func(ctx context.Context) (any, error) {
 		reply, err := c.rows(ctx, &r)
@@ -209,15 +209,13 @@ func (l *rowLoading) read(dir string, cut snapshot.Cut) error {
 		l.rowOf[i] = row
 	}
 	stored, err := snapshot.OpenValues(l.s.opts.FS, dir)
+	if err == nil {
+		err = stored.SavedWith(cut)
+	}
+	if err == nil {
+		err = l.s.readValues(l.ctx, stored, l.stage)
+	}
 	if err != nil {
-		return err
-	}
-	if stored.Cut != cut {
-		return tqerr.New(tqerr.Corruption, "%s is of another dump than the rest", dir)
-	}
-	l.s.mapped.RLock()
-	defer l.s.mapped.RUnlock()
-	if err := fewAtOnce(stored.Parts(), func(k int) error { return stored.ReadPart(l.ctx, k, l.stage) }); err != nil {
 		return err
 	}
 	if len(l.rowOf) > 0 || l.seen != len(l.index.Keys) {

@@ -24,8 +24,8 @@ func (c *call) loadCheckpoint() (any, error) {
 	if step == nil {
 		return nil, tqerr.New(tqerr.InvalidArgument, "step %q of a load is unknown", r.Step)
 	}
-	if !filepath.IsAbs(r.Path) {
-		return nil, tqerr.New(tqerr.InvalidArgument, "path %q: want an absolute one", r.Path)
+	if err := checkAbsolute(r.Path); err != nil {
+		return nil, err
 	}
 	return c.later(func(ctx context.Context) (any, error) {
 		return nil, ctxOr(ctx, step(ctx, filepath.Clean(r.Path)))
@@ -66,7 +66,7 @@ func (c *call) loadValues(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
-	buffer := make([]byte, 4<<20)
+	buffer := make([]byte, pieceBytes)
 	for k := range stored.Parts() {
 		err := stored.ReadPart(ctx, k, func(rows *snapshot.Rows) (places [][]byte, err error) {
 			for left := rows.Bytes(); left > 0; left -= int64(len(places[len(places)-1])) {
@@ -137,19 +137,25 @@ func (c *call) replace(ctx context.Context, state, values string, sameCut bool) 
 // read stages all values.
 func (l *loading) read(dir string, cut snapshot.Cut, sameCut bool) error {
 	stored, err := snapshot.OpenValues(l.s.opts.FS, dir)
-	if err != nil {
-		return err
+	if err == nil && sameCut {
+		err = stored.SavedWith(cut)
 	}
-	if sameCut && stored.Cut != cut {
-		return tqerr.New(tqerr.Corruption, "%s is of another save than the rest", dir)
+	if err == nil {
+		err = l.s.readValues(l.ctx, stored, l.stage)
 	}
-	l.s.mapped.RLock()
-	defer l.s.mapped.RUnlock()
-	err = fewAtOnce(stored.Parts(), func(k int) error { return stored.ReadPart(l.ctx, k, l.stage) })
 	if err != nil {
 		return err
 	}
 	return l.restored.Complete()
+}
+
+// readValues gives the rows of all files to stage, several files at a time, and fills the memory that it names.
+func (s *Server) readValues(ctx context.Context, stored *snapshot.Stored, stage func(*snapshot.Rows) ([][]byte, error)) error {
+	s.mapped.RLock()
+	defer s.mapped.RUnlock()
+	return together(ctx, stored.Parts(), filesAtOnce, func(ctx context.Context, k int) error {
+		return stored.ReadPart(ctx, k, stage)
+	})
 }
 
 // bare places samples without values, and fails when they need some.

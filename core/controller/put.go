@@ -210,7 +210,11 @@ func (t *txn) reserve(ctx context.Context, rooms []catalog.Room) (err error) {
 		return nil
 	}
 	ordered, fits := t.tightestFirst(rooms)
-	err = together(ctx, len(ordered), fits && t.waits(), func(ctx context.Context, i int) (err error) {
+	limit := 1 // what a unit here refuses ends it before more is staged
+	if fits && t.waits() {
+		limit = len(ordered)
+	}
+	err = together(ctx, len(ordered), limit, func(ctx context.Context, i int) (err error) {
 		sh := ordered[i]
 		var payload []byte
 		if t.req.Inline && sh.unit.waits() {
@@ -230,8 +234,9 @@ func (t *txn) reserve(ctx context.Context, rooms []catalog.Room) (err error) {
 	return nil
 }
 
-// tightestFirst orders the shares by what they leave free on their units, and tells whether all leave something. A write that does not fit is then refused before
-// anything was staged, and so frees nothing, which would wake all writes that wait for room, this one included.
+// tightestFirst orders the shares by what they leave free on their units, and tells whether all leave something. A write that
+// does not fit is then refused before anything was staged, and so frees nothing, which would wake all writes that wait for
+// room, this one included.
 func (t *txn) tightestFirst(rooms []catalog.Room) (ordered []*share, fits bool) {
 	left := func(sh *share) int64 {
 		free := int64(0) // of a unit that is gone

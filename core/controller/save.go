@@ -153,13 +153,23 @@ func (c *call) saveCheckpoint() (any, error) {
 	if step == nil {
 		return nil, tqerr.New(tqerr.InvalidArgument, "step %q of a save is unknown", r.Step)
 	}
-	if r.Path != "" && !filepath.IsAbs(r.Path) {
-		return nil, tqerr.New(tqerr.InvalidArgument, "path %q: want an absolute one", r.Path)
+	if r.Path != "" {
+		if err := checkAbsolute(r.Path); err != nil {
+			return nil, err
+		}
 	}
 	return c.later(func(ctx context.Context) (any, error) {
 		result, err := step(ctx, &r)
 		return result, ctxOr(ctx, err)
 	})
+}
+
+// checkAbsolute refuses a path that would depend on the folder which this process is in.
+func checkAbsolute(path string) error {
+	if !filepath.IsAbs(path) {
+		return tqerr.New(tqerr.InvalidArgument, "path %q: want an absolute one", path)
+	}
+	return nil
 }
 
 func (c *call) saveBegin(ctx context.Context, r *wire.SaveRequest) (any, error) {

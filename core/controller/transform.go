@@ -98,8 +98,11 @@ func (t *txn) run(ctx context.Context, set *writeSet, stage stager) (any, error)
 		return nil, err
 	}
 	results := make([]*unit.Transformed, len(t.shares))
-	elsewhere := slices.ContainsFunc(t.shares, func(sh share) bool { return sh.unit.waits() })
-	err = together(ctx, len(t.shares), elsewhere, func(ctx context.Context, i int) (err error) {
+	limit := 1
+	if slices.ContainsFunc(t.shares, func(sh share) bool { return sh.unit.waits() }) {
+		limit = len(t.shares)
+	}
+	err = together(ctx, len(t.shares), limit, func(ctx context.Context, i int) (err error) {
 		results[i], err = t.transformShare(ctx, &t.shares[i], samples, stage)
 		return t.s.named(t.write.Partition, err)
 	})

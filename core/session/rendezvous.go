@@ -161,15 +161,20 @@ func (p paths) sweepUnpublished() {
 
 // sweep removes what owners that died have left. Called with the lock held.
 func (p paths) sweep() {
+	p.removeDead(func(middle, ext string) bool { return middle != "" && (ext == "sock" || ext == "tmp") })
+	_ = os.Remove(p.file)
+}
+
+// removeDead removes those files of the namespace whose names say so, but for sockets of units that live.
+func (p paths) removeDead(named func(middle, ext string) bool) {
 	entries, _ := os.ReadDir(p.dir)
 	for _, entry := range entries {
 		path := filepath.Join(p.dir, entry.Name())
 		rest, mine := strings.CutPrefix(path, p.prefix)
-		middle, ext, _ := strings.Cut(rest, ".")
 		// What has more dots belongs to a namespace whose name only begins like this one.
-		if mine && middle != "" && (ext == "sock" || ext == "tmp") && !unitLives(path, middle) {
+		middle, ext, _ := strings.Cut(rest, ".")
+		if mine && named(middle, ext) && !unitLives(path, middle) {
 			_ = os.Remove(path)
 		}
 	}
-	_ = os.Remove(p.file)
 }

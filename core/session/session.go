@@ -231,24 +231,13 @@ func own(cfg *Config, p paths, lock *os.File) (_ *Session, err error) {
 	if p.sweepUnpublished(); lock != nil {
 		p.sweep()
 	}
-	var id [8]byte
-	secret := make([]byte, 32)
-	_, _ = rand.Read(id[:])
-	_, _ = rand.Read(secret)
+	session, secret := newIdentity()
 	s.Jobs = jobs.New(s.Pool)
 	host, _ := os.Hostname()
-	var units []controller.Unit
-	for i := range unitsHere(cfg) {
-		u, err := unit.New(unit.Options{
-			ID: uint32(i), Name: fmt.Sprintf("unit-%d", i), Host: host, MemoryLimit: cfg.MemoryLimit, Jobs: s.Jobs,
-			Disk: cfg.Disk.of(hex.EncodeToString(id[:]), i),
-		})
-		if err != nil {
-			return nil, err
-		}
-		s.units, units = append(s.units, u), append(units, u)
+	units, err := s.startUnits(cfg, session, host)
+	if err != nil {
+		return nil, err
 	}
-	session := hex.EncodeToString(id[:])
 	samplerTime := time.Duration(cfg.SamplerMS) * time.Millisecond
 	picks, err := sampler.Make(cfg.Sampler, s.Jobs, samplerTime)
 	if err != nil {
@@ -287,6 +276,29 @@ func own(cfg *Config, p paths, lock *os.File) (_ *Session, err error) {
 		return s, nil
 	}
 	return s, p.write(r)
+}
+
+// newIdentity makes the name of a session or a unit, and the secret that its clients show.
+func newIdentity() (session string, secret []byte) {
+	var id [8]byte
+	secret = make([]byte, 32)
+	_, _ = rand.Read(id[:]) // never fails, says crypto/rand
+	_, _ = rand.Read(secret)
+	return hex.EncodeToString(id[:]), secret
+}
+
+func (s *Session) startUnits(cfg *Config, session, host string) (units []controller.Unit, err error) {
+	for i := range unitsHere(cfg) {
+		u, err := unit.New(unit.Options{
+			ID: uint32(i), Name: fmt.Sprintf("unit-%d", i), Host: host, MemoryLimit: cfg.MemoryLimit, Jobs: s.Jobs,
+			Disk: cfg.Disk.of(session, i),
+		})
+		if err != nil {
+			return nil, err
+		}
+		s.units, units = append(s.units, u), append(units, u)
+	}
+	return units, nil
 }
 
 // unitsHere is how many units the owner's process has: at least one, unless all are to join.

@@ -1,12 +1,9 @@
 package session
 
 import (
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"net"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -38,19 +35,16 @@ func openUnit(cfg *Config, p paths) (_ *Session, err error) {
 	}()
 	p.sweepUnits()
 	s.Jobs = jobs.New(s.Pool)
-	var id [8]byte
-	secret := make([]byte, 32)
-	_, _ = rand.Read(id[:])
-	_, _ = rand.Read(secret)
+	session, secret := newIdentity()
 	s.host, err = remote.NewServer(remote.Options{
 		Name: cfg.Name, MemoryLimit: cfg.MemoryLimit, SampleLimit: cfg.SampleLimit, Jobs: s.Jobs,
-		Disk: cfg.Disk.of(hex.EncodeToString(id[:]), 0),
+		Disk: cfg.Disk.of(session, 0),
 	})
 	if err != nil {
 		return nil, err
 	}
-	s.Info = Info{Owner: true, Session: hex.EncodeToString(id[:]), PID: os.Getpid(), Secret: secret, Blob: cfg.Blob}
-	s.Info.Socket = p.prefix + unitMark + strconv.Itoa(s.Info.PID) + "-" + s.Info.Session[:8] + ".sock"
+	s.Info = Info{Owner: true, Session: session, PID: os.Getpid(), Secret: secret, Blob: cfg.Blob}
+	s.Info.Socket = p.prefix + unitMark + strconv.Itoa(s.Info.PID) + "-" + session[:8] + ".sock"
 	s.socket, err = local.Listen(s.Info.Socket, secret, s.host)
 	return s, err
 }
@@ -80,13 +74,5 @@ func unitLives(path, middle string) bool {
 
 // sweepUnits removes the sockets of units whose processes have died.
 func (p paths) sweepUnits() {
-	entries, _ := os.ReadDir(p.dir)
-	for _, entry := range entries {
-		path := filepath.Join(p.dir, entry.Name())
-		rest, mine := strings.CutPrefix(path, p.prefix)
-		middle, ext, _ := strings.Cut(rest, ".")
-		if mine && ext == "sock" && strings.HasPrefix(middle, unitMark) && !unitLives(path, middle) {
-			_ = os.Remove(path)
-		}
-	}
+	p.removeDead(func(middle, ext string) bool { return ext == "sock" && strings.HasPrefix(middle, unitMark) })
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
+	"transferqueue/core/internal/vfs"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/wire"
 )
@@ -184,6 +185,57 @@ func (r *reader) message(body []byte, v any) error {
 		return tqerr.Wrap(tqerr.Corruption, err, "%s: record %d", r.name, r.records)
 	}
 	return nil
+}
+
+// readFile hands the records of a file to a function, without the end. It returns what pins the file.
+func readFile(fs vfs.FS, path string, kind Kind, take func(r *reader, kind byte, body []byte) error) (size int64, digest uint32, err error) {
+	f, err := fs.Open(path)
+	if err != nil {
+		return 0, 0, vfs.Wrap(err)
+	}
+	defer func() { _ = f.Close() }() // nothing that was read is lost by it
+	info, err := f.Stat()
+	if err != nil {
+		return 0, 0, vfs.Wrap(err)
+	}
+	r, err := newReader(path, f, info.Size(), kind)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer r.close()
+	for first := true; ; first = false {
+		kind, body, err := r.next()
+		switch {
+		case err != nil:
+			return 0, 0, err
+		case kind == recordEnd:
+			return info.Size(), r.digest, nil
+		case first != (kind == recordHead):
+			return 0, 0, r.bad("the head record is not the first")
+		}
+		if err := take(r, kind, body); err != nil {
+			return 0, 0, err
+		}
+	}
+}
+
+// origin reads a head record: the cut, and the lineage in a state.
+func (r *reader) origin(body []byte, cut *Cut) (lineage uint64, err error) {
+	var x headRecord
+	if err := r.message(body, &x); err != nil {
+		return 0, err
+	}
+	if len(x.Cut) != len(cut) {
+		return 0, r.bad("a cut of %d bytes, want %d", len(x.Cut), len(cut))
+	}
+	*cut = Cut(x.Cut)
+	return x.Lineage, nil
+}
+
+// cut reads the head record of a file that has no state.
+func (r *reader) cut(body []byte, cut *Cut) error {
+	_, err := r.origin(body, cut)
+	return err
 }
 
 // data fills the places of a stream, one after another, from the data records that come next.

@@ -139,10 +139,18 @@ func (v *Values) Parts() int {
 
 // Stored is a folder of values to read.
 type Stored struct {
-	Cut   Cut
+	cut   Cut
 	fs    vfs.FS
 	dir   string
 	parts []partRecord
+}
+
+// SavedWith fails with Corruption when the values are of another save than a state or a row index of that cut.
+func (s *Stored) SavedWith(cut Cut) error {
+	if s.cut != cut {
+		return wrongCut(s.dir)
+	}
+	return nil
 }
 
 // OpenValues reads the index of a folder and checks that its files are there with the right sizes.
@@ -168,7 +176,7 @@ func OpenValues(fs vfs.FS, dir string) (*Stored, error) {
 func (s *Stored) indexRecord(r *reader, kind byte, body []byte) error {
 	switch kind {
 	case recordHead:
-		return r.cut(body, &s.Cut)
+		return r.cut(body, &s.cut)
 	case recordPart:
 		var x partRecord
 		if err := r.message(body, &x); err != nil {
@@ -183,16 +191,9 @@ func (s *Stored) indexRecord(r *reader, kind byte, body []byte) error {
 	return r.bad("record %d of unknown type %d", r.records, kind)
 }
 
-func (r *reader) cut(body []byte, cut *Cut) error {
-	var x headRecord
-	if err := r.message(body, &x); err != nil {
-		return err
-	}
-	if len(x.Cut) != len(cut) {
-		return r.bad("a cut of %d bytes, want %d", len(x.Cut), len(cut))
-	}
-	*cut = Cut(x.Cut)
-	return nil
+// wrongCut is the error for files that were not saved together.
+func wrongCut(what string) error {
+	return tqerr.New(tqerr.Corruption, "%s is of another save than the rest", what)
 }
 
 // Parts is the number of files.
@@ -225,7 +226,7 @@ func (s *Stored) ReadPart(ctx context.Context, k int, stage func(rows *Rows) (pl
 	switch {
 	case err != nil:
 		return err
-	case size != s.parts[k].Size || digest != s.parts[k].Digest || cut != s.Cut:
+	case size != s.parts[k].Size || digest != s.parts[k].Digest || cut != s.cut:
 		return wrongCut(path)
 	}
 	return nil

@@ -91,7 +91,7 @@ def _summary() -> dict[str, Any]:
 def _partition(row: list[Any]) -> dict[str, Any]:
     name, samples, keys, fields, tasks, consumed, *_ = row
     names = _calls.decode(tasks) if tasks else []
-    counts = memoryview(consumed or b"").cast("q").tolist()
+    counts = _calls.decode_ints(consumed)
     return {
         "name": name,
         "samples": samples,

@@ -15,7 +15,8 @@ import gc
 import itertools
 import os
 import select
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from struct import Struct
 from typing import Any, Generic, TypeVar
@@ -36,6 +37,16 @@ _DECODER = msgspec.msgpack.Decoder()
 
 decode = _DECODER.decode
 encode = msgspec.msgpack.Encoder().encode
+
+
+def encode_ints(numbers: Iterable[int]) -> bytes:
+    """A list of integers as it crosses: little-endian int64."""
+    return array("q", numbers).tobytes()
+
+
+def decode_ints(raw: bytes | None) -> list[int]:
+    """The numbers of `encode_ints`; None is an empty list."""
+    return array("q", raw or b"").tolist()
 
 
 class Reply:

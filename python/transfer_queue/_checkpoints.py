@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
-from array import array
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
 
-from transfer_queue._calls import Call, Reply, decode, encode, no_result
+from transfer_queue._calls import Call, Reply, decode, decode_ints, encode, no_result
 from transfer_queue._ops import Op
 from transfer_queue._requests import _name, _some_keys, seconds
 from transfer_queue.errors import InvalidArgumentError, WrongTypeError
@@ -107,7 +106,7 @@ def row_index(path: Any, timeout: float | None) -> Call[dict[str, dict[str, Any]
     def read(reply: Reply) -> dict[str, dict[str, Any]]:
         partition, keys, tags, indexes, sets, set_of, *_ = decode(reply.body)
         fields = [decode(names) if names else [] for names in sets or []]
-        rows = zip(decode(keys), _tags.decode(tags), array("q", indexes), array("q", set_of), strict=True)
+        rows = zip(decode(keys), _tags.decode(tags), decode_ints(indexes), decode_ints(set_of), strict=True)
         return {
             key: {"partition_id": partition, "global_index": i, "fields": list(fields[n]), "tag": tag or {}}
             for key, tag, i, n in rows

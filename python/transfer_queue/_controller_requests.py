@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import cloudpickle
 
 from transfer_queue._calls import Call, decode, encode, no_result
 from transfer_queue._ops import Op
-from transfer_queue.errors import InvalidArgumentError, WrongTypeError
+from transfer_queue._shipping import shipped
+from transfer_queue.errors import WrongTypeError
 from transfer_queue.utils.zmq_utils import ZMQServerInfo
+
+
+def packed_config(conf: Any, op: str = "init") -> bytes:
+    """The configuration for processes that attach, which may not have the module of its sampler.
+
+    Raises:
+        InvalidArgumentError: something in it cannot be pickled (a ValueError).
+    """
+    controller = conf.get("controller") if isinstance(conf, Mapping) else None
+    given = controller.get("sampler") if isinstance(controller, Mapping) else None
+    return shipped(conf, "the configuration", op, of="" if given is None else given)  # a name has no module
 
 
 def store_config(conf: Any, timeout: float) -> Call[None]:
     """Replace the configuration that joining processes are given."""
-    try:
-        packed = cloudpickle.dumps(conf)
-    except (TypeError, ValueError, AttributeError, pickle.PicklingError) as error:
-        raise InvalidArgumentError(f"the configuration cannot be pickled: {error}", "store_config") from error
-    return Call(Op.STORE_CONFIG, encode([packed]), no_result, timeout=timeout)
+    return Call(Op.STORE_CONFIG, encode([packed_config(conf, "store_config")]), no_result, timeout=timeout)
 
 
 def create_partition(partition_id: Any, timeout: float) -> Call[bool]:

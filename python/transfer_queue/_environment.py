@@ -3,9 +3,30 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 
-__all__ = ["set_logging_level"]
+from transfer_queue.errors import InvalidArgumentError
+
+__all__ = ["seconds", "set_logging_level"]
+
+
+def seconds(variable: str, default: float) -> float:
+    """The seconds that a variable has, or the default.
+
+    Raises:
+        InvalidArgumentError: it is no number of at least 0 (a ValueError).
+    """
+    text = os.environ.get(variable)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise InvalidArgumentError(f"{variable}={text!r}: want a number of seconds, at least 0")
+    return value
 
 
 def set_logging_level() -> None:

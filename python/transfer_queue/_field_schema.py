@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from transfer_queue._calls import decode_ints
 from transfer_queue._values import DTYPES
 
 __all__ = ["FieldSchema", "Pick", "split_shapes"]
@@ -23,12 +24,6 @@ _NOTHING = np.empty(0, dtype=np.int64)
 
 _OBJECT = 2  # core/schema.Kind
 _UNIFORM, _VARYING, _FREE = 1, 2, 3  # core/schema.Form
-
-
-def _ints(raw: bytes | None) -> list[int]:
-    """The numbers of a list that crosses as little-endian int64."""
-    numbers: list[int] = np.frombuffer(raw or b"", dtype="<i8").tolist()
-    return numbers
 
 
 def split_shapes(ranks: Iterable[int], dims: Sequence[int]) -> list[torch.Size]:
@@ -136,11 +131,11 @@ class FieldSchema:
         if kind == _OBJECT:
             return field, cls.objects()
         if form == _UNIFORM:
-            return field, cls.uniform(dtype, _ints(shape))
+            return field, cls.uniform(dtype, decode_ints(shape))
         if form == _VARYING:
-            return field, cls.varying(dtype, _ints(shape), vary, np.frombuffer(lengths, dtype="<i8"))
+            return field, cls.varying(dtype, decode_ints(shape), vary, np.frombuffer(lengths, dtype="<i8"))
         if form == _FREE:
-            return field, cls.free(dtype, split_shapes(ndims, _ints(dims)))
+            return field, cls.free(dtype, split_shapes(ndims, decode_ints(dims)))
         return field, cls(None, None)
 
     @property

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from transfer_queue import _calls
+from transfer_queue._controller_requests import packed_config, store_config
 from transfer_queue._ops import Op
 from transfer_queue.errors import InvalidArgumentError, InvalidStateError, NotInitializedError
 
@@ -174,7 +175,7 @@ def opened(conf: Any, options: dict[str, Any], open_session: Callable[[dict[str,
             time.sleep(0.05)
     try:
         metrics["endpoint"] = page.endpoint
-        session = open_session({**options, "config": _packed(conf)})
+        session = open_session({**options, "config": packed_config(conf)})
         if session.owner:
             _start(session, page)
     except BaseException:
@@ -211,8 +212,7 @@ def start_metrics(session: Session, port: int = 0, host: str | None = None) -> s
         page = Page(host or metrics.get("host") or _LOOPBACK, port)
         try:
             metrics.update(enabled=True, endpoint=page.endpoint)
-            body = _calls.encode([_packed(session.config)])
-            _calls.run(session.handle, _calls.Call(Op.STORE_CONFIG, body, _calls.no_result, timeout=session.timeout_s))
+            _calls.run(session.handle, store_config(session.config, session.timeout_s))
             _start(session, page)
         except BaseException:
             metrics.pop("endpoint", None)
@@ -228,10 +228,3 @@ def _start(session: Session, page: Page) -> None:
     storage = (session.config.get("backend") or {}).get("SimpleStorage") or {}
     page.serve(session.handle, bool((storage.get("ssd_offload") or {}).get("enabled")))
     session.page = page
-
-
-def _packed(conf: Any) -> bytes:
-    import cloudpickle
-
-    packed: bytes = cloudpickle.dumps(conf)
-    return packed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from transfer_queue._calls import decode
+from transfer_queue._calls import decode, decode_ints
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -57,13 +57,8 @@ class _Unit(NamedTuple):
         return (("storage_unit_id", self.name),)
 
 
-def _ints(raw: bytes | None) -> list[int]:
-    numbers: list[int] = memoryview(raw or b"").cast("q").tolist()
-    return numbers
-
-
 def _requests(rows: list[list[Any]] | None) -> list[_Requests]:
-    return [_Requests._make([*row[:5], _ints(row[5]), *row[6:8]]) for row in rows or []]
+    return [_Requests._make([*row[:5], decode_ints(row[5]), *row[6:8]]) for row in rows or []]
 
 
 def _unit(row: list[Any]) -> _Unit:
@@ -120,7 +115,7 @@ def render(body: bytes, ssd_offload: bool = False) -> bytes:
         ssd_offload: whether units keep values on disk.
     """
     uptime, resident, allocated, reusable, requests, partitions, units, queues, bounds, *_ = decode(body)
-    text = _Text(_ints(bounds))
+    text = _Text(decode_ints(bounds))
     _controller(text, uptime / _SECOND, resident, queues)
     _partitions(text, partitions or [])
     text.add(
@@ -163,7 +158,7 @@ def _partitions(text: _Text, rows: list[list[Any]]) -> None:
         samples.append(((partition,), active))
         progress = produced / active if active else 0.0
         production.append(((partition, ("task_name", "all")), progress))
-        for task, count in zip(decode(tasks) if tasks else [], _ints(consumed), strict=True):
+        for task, count in zip(decode(tasks) if tasks else [], decode_ints(consumed), strict=True):
             labels = (partition, ("task_name", task))
             if task != "all":
                 production.append((labels, progress))

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from transfer_queue import _calls
-from transfer_queue._calls import Call, Reply
+from transfer_queue._calls import Call, Reply, decode_ints
 from transfer_queue._field_schema import FieldSchema
 from transfer_queue._ops import Op
-from transfer_queue._requests import _decode_tags, _name, _read_ints
+from transfer_queue._requests import _decode_tags, _name
 
 __all__ = ["FieldMetadata", "PartitionSnapshot", "snapshot"]
 
@@ -118,14 +118,14 @@ def _read(
     tasks: Any,
     *_: Any,
 ) -> PartitionSnapshot:
-    indexes, pre_allocated = _read_ints(samples[0]), _read_ints(reserved)
-    keys_mapping = dict(zip(_calls.decode(keys) if keys else [], _read_ints(key_indexes), strict=True))
+    indexes, pre_allocated = decode_ints(samples[0]), decode_ints(reserved)
+    keys_mapping = dict(zip(_calls.decode(keys) if keys else [], decode_ints(key_indexes), strict=True))
     rows = max([*indexes[-1:], *pre_allocated[-1:], -1]) + 1
     produced = torch.zeros((rows, len(fields or [])), dtype=torch.int8)
     names: dict[str, int] = {}
     described: dict[str, FieldMetadata] = {}
     for column, (holders, schema) in enumerate(fields or []):
-        held = _read_ints(holders)
+        held = decode_ints(holders)
         produced[held, column] = 1
         name, what = FieldSchema.from_wire(schema)
         names[name] = column
@@ -134,7 +134,7 @@ def _read(
     consumption = {}
     for task, done in tasks or []:
         consumption[task] = torch.zeros(rows, dtype=torch.int8)
-        consumption[task][_read_ints(done)] = 1
+        consumption[task][decode_ints(done)] = 1
     return PartitionSnapshot(
         partition_id=partition,
         keys_mapping=keys_mapping,

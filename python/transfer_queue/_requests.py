@@ -7,14 +7,8 @@ hold one msgpack array, a list of integers as little-endian int64.
 from __future__ import annotations
 
 import contextlib
-import functools
-import os
 import pickle
 import struct
-import sys
-import sysconfig
-import threading
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +19,12 @@ import torch
 from tensordict import TensorDict
 from tensordict.base import TensorDictBase
 
-from transfer_queue import _lib, _results, merge, sampler
-from transfer_queue._calls import Call, Reply, decode, encode, no_result
+from transfer_queue import _environment, _lib, _results, merge, sampler
+from transfer_queue._calls import Call, Reply, decode, decode_ints, encode, encode_ints, no_result
 from transfer_queue._columns import Packed, pack_row, pack_table
 from transfer_queue._field_schema import FieldSchema
 from transfer_queue._ops import Op
+from transfer_queue._shipping import shipped
 from transfer_queue.errors import FailedError, InvalidArgumentError, WrongTypeError
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
 
@@ -57,7 +52,7 @@ def seconds(timeout: float | None, default: float) -> float:
 
 def fetch_seconds(timeout: float | None) -> float:
     """How long a fetch waits for data."""
-    return seconds(timeout, float(os.environ.get("TQ_CONTROLLER_GET_METADATA_TIMEOUT", "1")))
+    return seconds(timeout, _environment.seconds("TQ_CONTROLLER_GET_METADATA_TIMEOUT", 1.0))
 
 
 def _name(what: str, value: Any) -> str:
@@ -116,14 +111,6 @@ def _strings(names: Sequence[str] | None) -> bytes | None:
     return None if names is None else encode(names)
 
 
-def _ints(numbers: Sequence[int]) -> bytes:
-    return array("q", numbers).tobytes()
-
-
-def _read_ints(raw: bytes | None) -> list[int]:
-    return array("q", raw or b"").tolist()
-
-
 def batch_meta(metadata: Any, op: str) -> BatchMeta:
     """The metadata of a call, once it is known to be some.
 
@@ -135,8 +122,18 @@ def batch_meta(metadata: Any, op: str) -> BatchMeta:
     return metadata
 
 
+def _one_partition(metadata: BatchMeta, op: str) -> str:
+    """The partition of all the samples: a write is all or nothing within one."""
+    if batch_meta(metadata, op).size == 0:
+        raise InvalidArgumentError("metadata cannot be empty: got no samples, want at least one", op)
+    if not metadata._in_one_partition():
+        names = ", ".join(f'"{name}"' for name in sorted(set(metadata.partition_ids)))
+        raise InvalidArgumentError(f"metadata: got samples of partitions {names}, want those of one", op)
+    return metadata.partition_ids[0]
+
+
 def _samples(metadata: BatchMeta) -> list[bytes]:
-    return [_ints(metadata.global_indexes), metadata._generations.tobytes()]
+    return [encode_ints(metadata.global_indexes), metadata._generations.tobytes()]
 
 
 # ---- tags -----------------------------------------------------------------------------------------------------------
@@ -310,54 +307,6 @@ def _parser(data_parser: Any, op: str) -> bytes | None:
     return shipped(data_parser, "data_parser", op)
 
 
-_shipping = threading.Lock()
-
-
-def _after_fork() -> None:
-    global _shipping
-    _shipping = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-_installed = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-
-
-def shipped(function: Any, what: str, op: str, of: Any = None) -> bytes:
-    """The callable as bytes that any process can load, also when its module is only on the caller's path.
-
-    ``of`` is the part whose module counts, when it is not the whole.
-    """
-    module = _own_module(function if of is None else of)
-    try:
-        if module is None:
-            packed: bytes = cloudpickle.dumps(function)
-            return packed
-        with _shipping:
-            ours = module.__name__ not in cloudpickle.list_registry_pickle_by_value()
-            if ours:
-                cloudpickle.register_pickle_by_value(module)
-            try:
-                packed = cloudpickle.dumps(function)
-            finally:
-                if ours:
-                    cloudpickle.unregister_pickle_by_value(module)
-        return packed
-    except Exception as error:
-        raise InvalidArgumentError(f"{what} cannot be pickled: {type(error).__name__}: {error}", op) from error
-
-
-def _own_module(function: Any) -> Any:
-    """The module of a callable when other processes may not have it: a file that was not installed."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    name = getattr(function, "__module__", None) or type(function).__module__
-    module = sys.modules.get(name)
-    path = getattr(module, "__file__", None)
-    if name == "__main__" or path is None or path.startswith(_installed):
-        return None
-    return module
-
-
 def kv_update(
     session: Session, key: Any, partition_id: Any, fields: Any, merge_fn: Any, timeout: float | None
 ) -> Call[KVBatchMeta]:
@@ -441,8 +390,7 @@ def put(
         if partition_id is None:
             raise InvalidArgumentError("partition_id must be provided if there is no metadata", op)
         return _insert(session, packed, _name("partition_id", partition_id), function, timeout, more, bool(is_last))
-    if batch_meta(metadata, op).size == 0:
-        raise InvalidArgumentError("metadata cannot be empty: got no samples, want at least one", op)
+    partition = _one_partition(metadata, op)
     if metadata.size != packed.rows:
         raise InvalidArgumentError(f"data: got {packed.rows} rows, want {metadata.size} as in the metadata", op)
     schemas = packed.schemas()
@@ -458,7 +406,7 @@ def put(
         tags = [{**(tags[row] if tags else {}), **tag} for row, tag in enumerate(more)]
     return _put_call(
         session,
-        metadata.partition_ids[0],
+        partition,
         packed,
         read,
         timeout,
@@ -509,7 +457,8 @@ def _insert(
 
 def update(session: Session, metadata: BatchMeta, values: Any, merge_fn: Any, timeout: float | None) -> Call[BatchMeta]:
     op = "update"
-    packed = _table(values, batch_meta(metadata, op).size, op)
+    partition = _one_partition(metadata, op)
+    packed = _table(values, metadata.size, op)
     native, function = _merge(merge_fn, op)
 
     def read(reply: Reply) -> BatchMeta:
@@ -517,7 +466,7 @@ def update(session: Session, metadata: BatchMeta, values: Any, merge_fn: Any, ti
 
     return _put_call(
         session,
-        metadata.partition_ids[0],
+        partition,
         packed,
         read,
         timeout,
@@ -579,9 +528,12 @@ def by_meta_fields(meta: KVBatchMeta, select_fields: Any) -> list[str] | None:
     """The fields that a get by meta reads.
 
     Raises:
+        TypeError: there is no meta.
         ValueError: the meta has no partition, or not all the selected fields.
     """
     op = "kv_batch_get_by_meta"
+    if not hasattr(meta, "partition_id") or not hasattr(meta, "fields"):
+        raise WrongTypeError(f"meta: got {type(meta).__name__}, want a KVBatchMeta", op)
     if meta.partition_id is None:
         raise InvalidArgumentError("meta.partition_id is None, want the partition of its keys", op)
     wanted = _field_list(select_fields, op, "select_fields")
@@ -779,7 +731,7 @@ def decode_sampling(raw: bytes | None) -> dict[str, Any]:
 def tags_by_index(reply: Reply) -> dict[int, dict[str, Any]]:
     """The tags of all samples of a metadata reply."""
     indexes, _, _, _, tags, *_ = decode(reply.body)
-    listed = _read_ints(indexes)
+    listed = decode_ints(indexes)
     return dict(zip(listed, _decode_tags(tags, len(listed)), strict=True))
 
 
@@ -827,8 +779,11 @@ def kv_retrieve_keys(
         raise WrongTypeError(f"global_indexes: got {type(global_indexes).__name__}, want an int or a list of int", op)
     if not listed:
         raise InvalidArgumentError("global_indexes: got an empty list, want at least one", op)
+    for index in listed:
+        if index.bit_length() > 63:
+            raise InvalidArgumentError(f"global_indexes: {index} does not fit into 64 bits", op)
 
-    body = encode([_name("partition_id", partition_id), _ints(listed)])
+    body = encode([_name("partition_id", partition_id), encode_ints(listed)])
     return Call(Op.RETRIEVE_KEYS, body, keys_or_none, timeout=seconds(timeout, session.timeout_s))
 
 
@@ -841,14 +796,29 @@ def set_custom_meta(session: Session, metadata: BatchMeta, timeout: float | None
 # ---- status ---------------------------------------------------------------------------------------------------------
 
 
-def status(
+def consumption(
+    session: Session, task_name: Any, partition_id: Any, timeout: float | None
+) -> Call[tuple[list[int], int, bytes] | None]:
+    """(indexes, columns, table) of a task, or None when the partition is unknown."""
+    body = [_name("partition_id", partition_id), _name("task_name", task_name)]
+    return _status(session, Op.CONSUMPTION, body, timeout)
+
+
+def production(
+    session: Session, data_fields: Any, partition_id: Any, timeout: float | None
+) -> Call[tuple[list[int], int, bytes] | None]:
+    """(indexes, columns, table) of fields, or None when the partition or a field is unknown."""
+    names = _field_list(data_fields, "get_production_status", "data_fields")
+    body = [_name("partition_id", partition_id), _strings(names or [])]
+    return _status(session, Op.PRODUCTION, body, timeout)
+
+
+def _status(
     session: Session, op: Op, body: list[Any], timeout: float | None
 ) -> Call[tuple[list[int], int, bytes] | None]:
-    """Consumption or production: (indexes, columns, table), or None when the partition or a field is unknown."""
-
     def read(reply: Reply) -> tuple[list[int], int, bytes] | None:
         known, indexes, width, table = decode(reply.body)
-        return (_read_ints(indexes), width, table or b"") if known else None
+        return (decode_ints(indexes), width, table or b"") if known else None
 
     return Call(op, encode(body), read, timeout=seconds(timeout, session.timeout_s))
 
@@ -867,7 +837,8 @@ def progress(
 
 
 def reset_consumption(session: Session, partition_id: Any, task_name: Any, timeout: float | None) -> Call[None]:
-    body = encode([_name("partition_id", partition_id), task_name or ""])
+    task = "" if task_name is None else _name("task_name", task_name)
+    body = encode([_name("partition_id", partition_id), task])
     return Call(Op.RESET_CONSUMPTION, body, no_result, timeout=seconds(timeout, session.timeout_s))
 
 
@@ -885,15 +856,6 @@ def units(session: Session, timeout: float | None) -> Call[list[list[Any]]]:
         return decode(reply.body)[0] or []
 
     return Call(Op.UNITS, b"", read, timeout=seconds(timeout, session.timeout_s))
-
-
-def join_units(session: Session, addresses: Sequence[Mapping[str, Any]], timeout: float | None = None) -> Call[None]:
-    """Make storage units of other processes part of the session; see ``_unit.UnitHost.address``.
-
-    A unit that has joined already is left as it is. When one cannot join, those before it in the list stay.
-    """
-    units = [[a["name"], a["socket"], bytes(a["secret"]), a.get("host", "")] for a in addresses]
-    return Call(Op.JOIN_UNITS, encode([units]), no_result, timeout=seconds(timeout, session.timeout_s))
 
 
 def summary(session: Session) -> Call[list[Any]]:

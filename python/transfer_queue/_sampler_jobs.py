@@ -10,7 +10,6 @@ import ctypes
 import operator
 import pickle
 import threading
-from array import array
 from typing import Any
 
 import msgspec
@@ -73,12 +72,12 @@ class _Call(msgspec.Struct):
     news: list[Any] | None
 
     def indexes(self) -> list[int]:
-        return array("q", self.ready or b"").tolist()
+        return _calls.decode_ints(self.ready)
 
     def put_order(self) -> dict[int, int] | None:
         if self.births is None:
             return None
-        return dict(zip(self.indexes(), array("q", self.births), strict=True))
+        return dict(zip(self.indexes(), _calls.decode_ints(self.births), strict=True))
 
 
 class _Loaded:
@@ -104,7 +103,7 @@ class _Loaded:
         for number, partition, gone, cleared, reset in call.news or ():
             if number > self._told:
                 self._told = number
-                self._tell(partition, gone, array("q", cleared or b"").tolist(), _calls.decode(reset) if reset else [])
+                self._tell(partition, gone, _calls.decode_ints(cleared), _calls.decode(reset) if reset else [])
         if call.method == "save":
             return _answer(state=_plain.pack(self.sampler.save_checkpoint(), "the state of the sampler"))
         if call.method == "load":
@@ -147,7 +146,7 @@ class _Loaded:
 
 def _indexes(what: str, listed: Any) -> bytes:
     try:
-        return array("q", map(operator.index, listed)).tobytes()
+        return _calls.encode_ints(map(operator.index, listed))
     except (TypeError, OverflowError) as error:
         raise TypeError(f"it returned {what} indexes that are no list of whole numbers: {error}") from None
 
@@ -172,6 +171,6 @@ class _Reader:
             call: _calls.Call[Any] = _calls.Call(Op.META, body, _requests.tags_by_index, timeout=self._timeout)
         else:
             partition, indexes = about
-            body = _calls.encode([partition, array("q", indexes).tobytes()])
+            body = _calls.encode([partition, _calls.encode_ints(indexes)])
             call = _calls.Call(Op.RETRIEVE_KEYS, body, _requests.keys_or_none, timeout=self._timeout)
         return _calls.run(self._session, call)

@@ -1,4 +1,7 @@
-"""The session of this process: opening, attaching, and ending it. There is one at a time."""
+"""The sessions of this process: opening, joining and ending them.
+
+One is that of the process, which the functions of the package use. Clients that are made by hand may join others.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from transfer_queue import _calls, _lib, _metrics, _remote, config, sampler
+from transfer_queue._controller_requests import packed_config
 from transfer_queue._jobs import Workers
 from transfer_queue.errors import (
     InvalidArgumentError,
@@ -25,6 +29,8 @@ from transfer_queue.errors import (
 from transfer_queue.utils.zmq_utils import Role, ZMQServerInfo
 
 _CLOSE_S = 5.0
+# As in config.yaml, for configurations that have null there.
+_TIMEOUT_S, _PUT_WAIT_S, _SAMPLER_TIMEOUT_S = 60.0, 30.0, 30.0
 
 
 class Session:
@@ -50,7 +56,7 @@ class Session:
         try:
             self.config: Any = _with_addresses(_unpickled(described["config"]), self.info, described)
             client = self.config.get("client") or {}
-            self.timeout_s = float(client.get("timeout_s") or 60.0)
+            self.timeout_s = float(client.get("timeout_s") or _TIMEOUT_S)
             self.layout: str = client.get("layout") or "jagged"
             if self.owner:
                 self.workers = Workers(self.handle)
@@ -177,13 +183,13 @@ def _options(conf: Any, mode: str) -> dict[str, Any]:
         "memory_limit_bytes": int(storage.get("memory_limit_bytes") or 0),
         "disk": disk_options(storage),
         "total_storage_size": int(storage.get("total_storage_size") or 0),
-        "put_wait_ms": int(1000 * float(30 if storage.get("put_wait_s") is None else storage["put_wait_s"])),
+        "put_wait_ms": int(1000 * float(_PUT_WAIT_S if storage.get("put_wait_s") is None else storage["put_wait_s"])),
         "pre_allocate": _pre_allocate(),
         "polling_mode": bool(controller.get("polling_mode")),
         "sampler": sampler.describe(sampler.resolve(controller.get("sampler"))) if mode != "attach" else {},
-        "sampler_timeout_ms": int(1000 * float(controller.get("sampler_timeout_s") or 30)),
+        "sampler_timeout_ms": int(1000 * float(controller.get("sampler_timeout_s") or _SAMPLER_TIMEOUT_S)),
         "config": b"",
-        "timeout_ms": int(1000 * float(client.get("timeout_s") or 60.0)),
+        "timeout_ms": int(1000 * float(client.get("timeout_s") or _TIMEOUT_S)),
         "version": version(),
         **({} if mode == "attach" else _remote.listening(conf)),
     }
@@ -262,7 +268,7 @@ def open_session(conf: Any, mode: str | None = None, folder: str | None = None) 
         if "ray" in mode:
             return _open_with_ray(conf, mode)
         options = _options(conf, mode)
-        options["config"] = _pickled(_unplaced(conf))
+        options["config"] = packed_config(_unplaced(conf))
         if _remote.address() and options["mode"] != "own":
             options.update(mode="attach", address=_remote.address(), token=_remote.token(options["namespace"]))
         if folder is None:
@@ -282,7 +288,7 @@ def own_private(conf: Any, units_join: bool = False) -> Session:
         units_join: no unit runs in this process; they run in others and join.
     """
     _refuse_what_is_missing(conf)
-    options = {**_options(conf, "own"), "unpublished": True, "config": _pickled(_unplaced(conf))}
+    options = {**_options(conf, "own"), "unpublished": True, "config": packed_config(_unplaced(conf))}
     if units_join:
         options["units"] = -1
     session = Session(options)
@@ -355,19 +361,6 @@ def leave(info: ZMQServerInfo) -> None:
         del _others[info.session]
     if session.pid == os.getpid():
         session.close()
-
-
-def _pickled(conf: Any) -> bytes:
-    """The configuration for processes that attach, which may not have the module of its sampler."""
-    given = conf["controller"].get("sampler")
-    if given is None or isinstance(given, str):
-        import cloudpickle
-
-        packed: bytes = cloudpickle.dumps(conf)
-        return packed
-    from transfer_queue._requests import shipped
-
-    return shipped(conf, "the configuration", "init", of=given)
 
 
 _LEAST_ATTACH_S = 1.0  # joining a session that runs takes a moment, also for a call that does not want to wait

@@ -12,6 +12,7 @@ from typing import Any
 from transfer_queue import _lib, _session
 from transfer_queue._jobs import Workers
 from transfer_queue.errors import TransferQueueError
+from transfer_queue.utils.zmq_utils import Role, ZMQServerInfo
 
 _CLOSE_S = 5.0
 
@@ -35,8 +36,8 @@ class UnitHost:
     Example:
         >>> from transfer_queue._unit import UnitHost
         >>> host = UnitHost("unit-a", memory_limit_bytes=1 << 20)
-        >>> sorted(host.address)
-        ['host', 'name', 'pid', 'secret', 'socket']
+        >>> host.address.id, host.address.role.value
+        ('unit-a', 'TransferQueueStorage')
         >>> host.close()
     """
 
@@ -61,14 +62,15 @@ class UnitHost:
         self._handle, described = _session._opened(options)
         self._pid = os.getpid()
         self._workers: Workers | None = None
-        #: Where a controller reaches it: plain values that may be sent to another process. The secret gives access.
-        self.address: dict[str, Any] = {
-            "name": name,
-            "socket": described["socket"],
-            "secret": described["secret"],
-            "host": socket.gethostname(),
-            "pid": described["pid"],
-        }
+        #: Where a controller reaches it. Whoever has it may join.
+        self.address = ZMQServerInfo(
+            Role.STORAGE,
+            name,
+            ip=socket.gethostname(),
+            socket=described["socket"],
+            secret=described["secret"],
+            pid=described["pid"],
+        )
         atexit.register(self._at_exit)
         try:
             self._workers = Workers(self._handle)

@@ -10,7 +10,7 @@ from typing import Any
 
 from transfer_queue._unit import UnitHost
 from transfer_queue.errors import InvalidArgumentError, UnavailableError, WrongTypeError
-from transfer_queue.utils.zmq_utils import Role, ZMQServerInfo
+from transfer_queue.utils.zmq_utils import ZMQServerInfo
 
 
 class UnitActor:
@@ -52,10 +52,7 @@ class UnitActor:
 
     async def get_zmq_server_info(self) -> ZMQServerInfo:
         """The address with which it joins a session."""
-        at = self._open.address
-        return ZMQServerInfo(
-            Role.STORAGE, at["name"], ip=at["host"], socket=at["socket"], secret=at["secret"], pid=at["pid"]
-        )
+        return self._open.address
 
     async def shutdown(self) -> None:
         """End the unit. What it holds is gone."""

@@ -10,7 +10,6 @@ from tensordict import TensorDict
 
 from transfer_queue import _calls, _checkpoints, _requests, _session
 from transfer_queue._calls import Call
-from transfer_queue._ops import Op
 from transfer_queue.errors import InvalidArgumentError, WrongTypeError
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.storage import managers
@@ -279,14 +278,11 @@ class AsyncTransferQueueClient:
 
     # ---- status -----------------------------------------------------------------------------------------------------
 
-    async def _status(self, op: Op, body: list[Any], timeout: float | None) -> tuple[list[int], int, bytes] | None:
-        return await self._await(_requests.status(self._session(timeout), op, body, timeout))
-
     async def async_get_consumption_status(
         self, task_name: str, partition_id: str, timeout: float | None = None
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """``(int64[n] sorted indexes, int8[n] consumed)`` of a task, ``(None, None)`` for an unknown partition."""
-        known = await self._status(Op.CONSUMPTION, [partition_id, task_name], timeout)
+        known = await self._await(_requests.consumption(self._session(timeout), task_name, partition_id, timeout))
         return (None, None) if known is None else _table_of(known, flat=True)
 
     async def async_get_production_status(
@@ -295,8 +291,7 @@ class AsyncTransferQueueClient:
         """``(int64[n] sorted indexes, int8[n, fields] produced)``; ``(None, None)`` when something is unknown."""
         if not data_fields:
             return None, None
-        names = _calls.encode(list(data_fields))
-        known = await self._status(Op.PRODUCTION, [partition_id, names], timeout)
+        known = await self._await(_requests.production(self._session(timeout), data_fields, partition_id, timeout))
         return (None, None) if known is None else _table_of(known, flat=False)
 
     async def async_check_consumption_status(

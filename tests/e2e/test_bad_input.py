@@ -355,3 +355,55 @@ def test_a_name_that_is_no_text_is_refused_by_name(tq: Any, what: str) -> None:
     with pytest.raises(ValueError, match=rf"{what} 'a\\ud800'"):
         calls[what]()
     assert tq.kv_list() == {}
+
+
+@pytest.mark.parametrize("wrong", [3, ["p"], b"p"])
+@pytest.mark.parametrize(
+    ("method", "arguments", "name"),
+    [
+        ("get_consumption_status", ("t", ...), "partition_id"),
+        ("get_consumption_status", (..., "p"), "task_name"),
+        ("get_production_status", (["x"], ...), "partition_id"),
+        ("check_production_status", (["x"], ...), "partition_id"),
+        ("reset_consumption", ("p", ...), "task_name"),
+    ],
+)
+def test_a_status_of_what_is_no_name_is_refused_by_name(
+    tq: Any, method: str, arguments: tuple[Any, ...], name: str, wrong: Any
+) -> None:
+    given = [wrong if argument is ... else argument for argument in arguments]
+    with pytest.raises(TypeError, match=f"{name}: got {type(wrong).__name__}, want a str"):
+        getattr(tq.get_client(), method)(*given)
+
+
+def test_fields_of_a_status_are_read_as_those_of_a_fetch(tq: Any) -> None:
+    client = tq.get_client()
+    client.put(TensorDict({"ids": torch.zeros(2)}, batch_size=[2]), partition_id="p")
+    assert client.check_production_status("ids", "p") is True
+    assert client.get_production_status("ids", "p")[1].tolist() == [[1], [1]]
+    for wrong, text in ((3, "data_fields: got int"), (["ids", 3], r"data_fields\[1\]: got int")):
+        with pytest.raises(TypeError, match=text):
+            client.get_production_status(wrong, "p")
+
+
+def test_an_index_that_cannot_be_and_a_meta_that_is_none_are_refused_by_name(tq: Any) -> None:
+    tq.kv_put("k", "p", {"x": torch.zeros(1)})
+    with pytest.raises(ValueError, match=f"global_indexes: {2**63} does not fit"):
+        tq.get_client().kv_retrieve_keys([0, 2**63], "p")
+    assert tq.get_client().kv_retrieve_keys([0, 2**63 - 1], "p") == ["k", None]
+    for wrong in (None, "k", {"keys": ["k"]}):
+        with pytest.raises(TypeError, match=f"meta: got {type(wrong).__name__}, want a KVBatchMeta"):
+            tq.kv_batch_get_by_meta(wrong)
+
+
+def test_metadata_of_no_or_of_several_partitions_is_not_written_to(tq: Any) -> None:
+    client = tq.get_client()
+    parts = [client.put(TensorDict({"x": torch.zeros(1)}, batch_size=[1]), partition_id=name) for name in ("b", "a")]
+    both, rows = tq.BatchMeta.concat(parts), TensorDict({"x": torch.ones(2)}, batch_size=[2])
+    for write in (lambda: client.put(rows, metadata=both), lambda: client.update(both, rows, "add")):
+        with pytest.raises(ValueError, match='metadata: got samples of partitions "a", "b", want those of one'):
+            write()
+    assert client.get_data(both)["x"].tolist() == [0, 0]
+    nothing = TensorDict({"x": torch.zeros(0)}, batch_size=[0])
+    with pytest.raises(ValueError, match="update: metadata cannot be empty"):
+        client.update(tq.BatchMeta(), nothing, "add")

@@ -16,6 +16,7 @@ import torch
 from tensordict import TensorDict
 
 from processes import program, until
+from transfer_queue import _session
 
 MIB = 1 << 20
 
@@ -110,7 +111,8 @@ def test_commands_without_a_session_or_with_one_too_many(daemon: subprocess.Pope
     assert (daemon.returncode, output) == (0, "closed\n"), "Ctrl-C ends it as well"
 
 
-def test_a_daemon_reads_a_file(runtime_dir: Path, tmp_path: Path) -> None:
+def test_a_daemon_reads_a_file(runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_session, "_place", {})  # a process remembers its namespace, also for the tests that follow
     path = tmp_path / "conf.yaml"
     path.write_text("namespace: special\nmark: 5\nbackend: {SimpleStorage: {num_data_storage_units: 3}}\n")
     with program("-m", "transfer_queue", "serve", "--config", str(path)) as process:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import http.client
+import importlib
 import os
 import signal
 import socket
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -462,3 +464,35 @@ def test_the_daemon_serves_them(runtime_dir: Path, tmp_path: Path) -> None:
                 fetch(endpoint)
         finally:
             tq.close()
+
+
+SAMPLER = """
+from transfer_queue import BaseSampler
+
+
+class Local(BaseSampler):
+    def sample(self, ready_indexes, batch_size, *args, **kwargs):
+        return ready_indexes[:batch_size], ready_indexes[:batch_size]
+"""
+
+
+@pytest.mark.parametrize("when", ["at init", "later"])
+def test_processes_attach_without_the_module_of_the_sampler(
+    runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """The page changes the configuration that they are given, sampler included."""
+    import transfer_queue as tq
+
+    (tmp_path / "local_sampler_of_a_test.py").write_text(SAMPLER)
+    monkeypatch.syspath_prepend(tmp_path)
+    sampler = importlib.import_module("local_sampler_of_a_test").Local()
+    tq.init({"controller": {"sampler": sampler}, "metrics": {"enabled": when == "at init"}})
+    try:
+        if when == "later":
+            _metrics.start_metrics(_session.current())
+        text = "import transfer_queue as tq; print(tq.init({'runtime': 'attach'}).metrics.endpoint); tq.close()"
+        with program("-c", text) as process:
+            assert process.communicate(timeout=60)[0].strip() == tq.get_metrics_endpoint()
+    finally:
+        tq.close()
+        sys.modules.pop("local_sampler_of_a_test")

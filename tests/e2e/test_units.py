@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import signal
@@ -15,7 +16,8 @@ import torch
 from tensordict import TensorDict
 
 from processes import Child, Nursery, until
-from transfer_queue import _requests, _session
+from transfer_queue import _session
+from transfer_queue._controller_requests import join_units
 from transfer_queue._unit import UnitHost
 from transfer_queue.errors import (
     AlreadyExistsError,
@@ -24,6 +26,7 @@ from transfer_queue.errors import (
     TransferQueueError,
     UnavailableError,
 )
+from transfer_queue.utils.zmq_utils import ZMQServerInfo
 
 BIG = 1 << 18  # float32: 1 MiB
 
@@ -41,9 +44,9 @@ class Units:
     def __init__(self, tq: Any, nursery: Nursery) -> None:
         self.tq, self.nursery = tq, nursery
         self.children: dict[str, Child] = {}
-        self.addresses: dict[str, dict[str, Any]] = {}
+        self.addresses: dict[str, ZMQServerInfo] = {}
 
-    def start(self, name: str, limit: int = 0, samples: int = 0) -> dict[str, Any]:
+    def start(self, name: str, limit: int = 0, samples: int = 0) -> ZMQServerInfo:
         child = self.nursery.start(_hosts, name, limit, samples)
         self.children[name] = child
         self.addresses[name] = child.recv()
@@ -51,7 +54,7 @@ class Units:
 
     def join(self, *names: str) -> None:
         session = _session.current()
-        session_call(session, _requests.join_units(session, [self.addresses[name] for name in names]))
+        session_call(session, join_units([self.addresses[name] for name in names], session.timeout_s))
 
     def state(self) -> dict[str, str]:
         return {unit.unit_id: unit.state for unit in self.tq.list_units()}
@@ -201,18 +204,20 @@ def test_what_cannot_join_is_refused(units: Units, nursery: Nursery) -> None:
     session = _session.current()
 
     def join(**changes: Any) -> None:
-        session_call(session, _requests.join_units(session, [{**units.addresses["unit-a"], **changes}]))
+        address = copy.copy(units.addresses["unit-a"])
+        vars(address).update(changes)
+        session_call(session, join_units([address], session.timeout_s))
 
     with pytest.raises(UnavailableError, match="unit-c"):
-        join(name="unit-c", socket=units.addresses["unit-a"]["socket"] + "x")
+        join(id="unit-c", socket=units.addresses["unit-a"].socket + "x")
     with pytest.raises(InvalidArgumentError, match="secret"):
-        join(name="unit-c", secret=b"wrong")
+        join(id="unit-c", secret=b"wrong")
     with pytest.raises(AlreadyExistsError, match="unit-a"):
-        join(name="unit-c")
+        join(id="unit-c")
     with pytest.raises(AlreadyExistsError, match="unit-b"):
-        join(name="unit-b")
+        join(id="unit-b")
     with pytest.raises(InvalidArgumentError, match="name, socket and secret"):
-        join(name="")
+        join(id="")
     assert units.state() == {"unit-a": "ACTIVE", "unit-b": "ACTIVE"}
     units.tq.kv_put("a", "p", {"x": torch.zeros(2)})
 
@@ -310,27 +315,27 @@ def test_a_unit_is_used_by_one_session_after_another(
 def test_sockets_of_units(runtime_dir: Path, nursery: Nursery, bare: Any) -> None:
     units = Units(bare, nursery)
     a, b = units.start("unit-a"), units.start("unit-b")
-    assert Path(a["socket"]).parent == runtime_dir
-    assert os.stat(a["socket"]).st_mode & 0o077 == 0
+    assert Path(a.socket).parent == runtime_dir
+    assert os.stat(a.socket).st_mode & 0o077 == 0
     units.children["unit-a"].send("end")
     units.children["unit-a"].wait()
-    assert not Path(a["socket"]).exists(), "removed by its owner"
+    assert not Path(a.socket).exists(), "removed by its owner"
     units.signal("unit-b", signal.SIGKILL)
     units.children["unit-b"].wait()
-    assert Path(b["socket"]).exists()
+    assert Path(b.socket).exists()
     c = units.start("unit-c")
-    assert not Path(b["socket"]).exists(), "swept when its owner is dead"
-    assert Path(c["socket"]).exists()
+    assert not Path(b.socket).exists(), "swept when its owner is dead"
+    assert Path(c.socket).exists()
     bare.close()
     bare.init()
-    assert Path(c["socket"]).exists(), "a session that begins leaves the sockets of living units alone"
+    assert Path(c.socket).exists(), "a session that begins leaves the sockets of living units alone"
 
 
 def test_a_unit_in_the_same_process_as_its_controller(bare: Any) -> None:
     host = UnitHost("unit-a", sample_limit=2)
     try:
         session = _session.current()
-        session_call(session, _requests.join_units(session, [host.address]))
+        session_call(session, join_units([host.address], session.timeout_s))
         bare.kv_batch_put(["a", "b"], "p", _batch([1.0, 2.0], BIG))
         bare.kv_batch_update(["a"], "p", _batch([1.0], BIG).select("n"), lambda old, new: old + new)
         assert bare.kv_batch_get(["a", "b"], "p")["n"].tolist() == [2.0, 2.0]

@@ -6,7 +6,8 @@ import logging
 
 import pytest
 
-from transfer_queue._environment import set_logging_level
+from transfer_queue._environment import seconds, set_logging_level
+from transfer_queue.errors import InvalidArgumentError
 
 
 @pytest.fixture
@@ -30,3 +31,18 @@ def test_a_level_that_there_is_not_changes_nothing_and_is_named(logger, monkeypa
     set_logging_level()
     assert logger.level == logging.WARNING
     assert "TQ_LOGGING_LEVEL='loud'" in caplog.text
+
+
+@pytest.mark.parametrize(("given", "want"), [(None, 7.0), ("0", 0.0), ("2.5", 2.5)])
+def test_seconds(monkeypatch, given, want):
+    monkeypatch.delenv("TQ_SOME_TIME", raising=False)
+    if given is not None:
+        monkeypatch.setenv("TQ_SOME_TIME", given)
+    assert seconds("TQ_SOME_TIME", 7.0) == want
+
+
+@pytest.mark.parametrize("given", ["", "soon", "-1", "nan", "inf"])
+def test_seconds_that_make_no_sense_are_named(monkeypatch, given):
+    monkeypatch.setenv("TQ_SOME_TIME", given)
+    with pytest.raises(InvalidArgumentError, match=f"TQ_SOME_TIME='{given}'"):
+        seconds("TQ_SOME_TIME", 7.0)

@@ -12,7 +12,7 @@ from typing import Any
 from tensordict import TensorDict
 from torch.utils.data import IterableDataset, get_worker_info
 
-from transfer_queue import _calls, _requests
+from transfer_queue import _calls, _environment, _requests
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.dataloader._chunking import chunk_batch_fn
 from transfer_queue.dataloader._turns import Pause, Run, Turns, alone
@@ -25,8 +25,8 @@ __all__ = ["StreamingDataset", "default_fetch_batch_fn"]
 _log = logging.getLogger(__name__)
 
 # Longest wait between two looks for data, in seconds.
-TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL = float(
-    os.environ.get("TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL", "0.1")
+TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL = _environment.seconds(
+    "TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL", 0.1
 )
 _FIRST_WAIT_S = 0.002
 

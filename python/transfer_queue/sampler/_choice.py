@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from transfer_queue._shipping import shipped
 from transfer_queue.errors import InvalidArgumentError, WrongTypeError
 from transfer_queue.sampler.base import BaseSampler
 from transfer_queue.sampler.grpo_group_n_sampler import GRPOGroupNSampler
@@ -71,7 +72,5 @@ def describe(sampler: BaseSampler, op: str = "init") -> dict[str, Any]:
         described["group"] = int(getattr(sampler, "n_samples_per_prompt", 0))
         described["ranks"] = int(getattr(sampler, "dp_size", 0))
         return described
-    from transfer_queue._requests import shipped  # imports torch, which a daemon needs only for such a sampler
-
     described["pickled"] = shipped(sampler, "controller.sampler", op)
     return described
