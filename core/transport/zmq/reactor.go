@@ -77,6 +77,9 @@ func newReactor(sock *zmq4.Socket) (*reactor, error) {
 
 func (r *reactor) start(name string) { guard.Go(name, r.run) }
 
+// discard closes the socket of a reactor that does not run.
+func (r *reactor) discard() error { return errors.Join(r.file.Close(), r.sock.Close()) }
+
 // batch is how many messages are received before those that wait to be sent have their turn.
 const batch = 256
 
@@ -84,7 +87,7 @@ func (r *reactor) run() {
 	defer close(r.done)
 	defer func() {
 		r.ending()
-		_ = errors.Join(r.file.Close(), r.sock.Close())
+		_ = r.discard()
 	}()
 	for {
 		closing := r.flush()
