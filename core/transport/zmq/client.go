@@ -236,6 +236,7 @@ func (c *Conn) greet(ctx context.Context, life uint64) error {
 	if err != nil {
 		return tqerr.Wrap(tqerr.CodeOf(err), err, "%s", c.address)
 	}
+	probe(lifeline)
 	return c.revive(ctx, lifeline)
 }
 
