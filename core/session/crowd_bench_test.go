@@ -34,6 +34,8 @@ const crowdConfig = "TQ_TEST_CROWD"
 // crowdSize is how many clients one process has, which may have 20,000 descriptors.
 const crowdSize = 2048
 
+var crowdToken = []byte("one-token-for-the-crowd")
+
 // BenchmarkCrowd has clients in other processes connect over TCP to an owner in another one, put and get a row each, and then
 // ask for their rows, one request of each at a time. It reports what the owner's memory grew by for each, and the rate.
 func BenchmarkCrowd(b *testing.B) {
@@ -46,7 +48,7 @@ func benchmarkCrowd(b *testing.B, n int) {
 	if n > crowdSize && testing.Short() {
 		b.Skip("needs about 4 GiB")
 	}
-	cfg := &session.Config{Mode: "own", Dir: b.TempDir(), Namespace: "n", TimeoutMS: 60_000, Units: 1, Listen: "tcp://127.0.0.1:0", Token: token}
+	cfg := &session.Config{Mode: "own", Dir: b.TempDir(), Namespace: "n", TimeoutMS: 60_000, Units: 1, Listen: "tcp://127.0.0.1:0", Token: crowdToken}
 	owner := spawn(b, cfg)()
 	if owner.Code == tqerr.Unimplemented {
 		b.Skip(owner.Err)
@@ -187,7 +189,7 @@ func (m *member) each(together int, do func(i int) int64) int64 {
 }
 
 func (m *member) connect(i int) int64 {
-	s, err := session.Open(context.Background(), &session.Config{Address: m.Address, Token: token, TimeoutMS: 60_000})
+	s, err := session.Open(context.Background(), &session.Config{Address: m.Address, Token: crowdToken, TimeoutMS: 60_000})
 	must(err)
 	m.clients[i] = s
 	return 1
