@@ -75,10 +75,15 @@ func benchmarkCrowd(b *testing.B, n int) {
 	done, once := do("once")
 	require.EqualValues(b, n, done)
 	var rates []float64
+	var asked float64
+	busy, theirs := busyOf(b, owner.Info.PID), busyOf(b, crowds[0].cmd.Process.Pid)
 	for b.Loop() {
 		done, took := do("ask")
 		rates = append(rates, done/took.Seconds())
+		asked += done
 	}
+	b.ReportMetric(float64((busyOf(b, owner.Info.PID)-busy).Microseconds())/asked, "owner-us/request")
+	b.ReportMetric(float64((busyOf(b, crowds[0].cmd.Process.Pid)-theirs).Microseconds())/asked*float64(len(crowds)), "clients-us/request")
 	slices.Sort(rates)
 	b.ReportMetric(rates[len(rates)/2], "requests/s")
 	b.ReportMetric((residentOf(b, owner.Info.PID)-before)/float64(n), "KiB/client")
@@ -100,6 +105,17 @@ func residentOf(b *testing.B, pid int) float64 {
 	_, err = fmt.Sscan(string(rest), &size)
 	require.NoError(b, err)
 	return size
+}
+
+// busyOf is the time that a process has spent on processors.
+func busyOf(b *testing.B, pid int) time.Duration {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	require.NoError(b, err)
+	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
+	var user, system time.Duration
+	_, err = fmt.Sscan(fields[11]+" "+fields[12], &user, &system)
+	require.NoError(b, err)
+	return (user + system) * 10 * time.Millisecond // in ticks, of which Linux tells a hundred per second
 }
 
 // crowd is a process of clients.
