@@ -293,6 +293,7 @@ const (
 // live is the connection from its lifeline's beginning to its end.
 func (c *conn) live(lifeline net.Conn) {
 	s := c.server
+	probe(lifeline)
 	defer s.forget(c)
 	defer c.cancel()
 	s.roster.Join(c.peer)
