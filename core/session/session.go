@@ -343,6 +343,9 @@ func (s *Session) close(timeout time.Duration) error {
 		errs = append(errs, s.host.Close())
 	}
 	errs = append(errs, s.closeUnits(timeout))
+	if s.Info.Owner {
+		s.paths.sweepUnpublished() // those that were killed while this one ran
+	}
 	s.Pool.Close()
 	if s.lock != nil {
 		errs = append(errs, s.lock.Close())

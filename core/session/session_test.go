@@ -460,15 +460,24 @@ func TestUnpublishedOwners(t *testing.T) {
 	require.ErrorContains(t, err, first.Info.Socket+"x")
 }
 
-// The socket that a killed unpublished owner leaves is removed by the next owner in its directory.
+// The socket that a killed unpublished owner leaves is removed by the next owner in its directory, when it starts and when
+// it ends.
 func TestSocketsOfDeadUnpublishedOwnersAreSwept(t *testing.T) {
 	leaktest.Check(t)
 	cfg := in(config(t), func(c *session.Config) { c.Unpublished = true })
-	owner := spawn(t, cfg)()
-	require.Empty(t, owner.Err)
-	require.NoError(t, owner.cmd.Process.Kill())
-	_, _ = owner.cmd.Process.Wait()
-	require.FileExists(t, owner.Info.Socket)
-	alive(t, open(t, cfg))
-	require.NoFileExists(t, owner.Info.Socket)
+	killed := func() string {
+		owner := spawn(t, cfg)()
+		require.Empty(t, owner.Err)
+		require.NoError(t, owner.cmd.Process.Kill())
+		_, _ = owner.cmd.Process.Wait()
+		require.FileExists(t, owner.Info.Socket)
+		return owner.Info.Socket
+	}
+	before := killed()
+	next := open(t, cfg)
+	alive(t, next)
+	require.NoFileExists(t, before)
+	during := killed()
+	require.NoError(t, next.Close(time.Second))
+	require.NoFileExists(t, during)
 }

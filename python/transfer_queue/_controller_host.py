@@ -92,7 +92,10 @@ class ControllerHost:
 
     async def store_config(self, conf: Any) -> None:
         """Store the configuration that attaching processes are given; this lets them in."""
-        await self._ask(_controller_requests.store_config(conf, self._open.timeout_s))
+        session = self._open
+        if session.workers is not None:
+            await asyncio.to_thread(session.workers.prepared, session.timeout_s)
+        await self._ask(_controller_requests.store_config(conf, session.timeout_s))
         self._open.config = self._stored = conf
         self._is_stored.set()
 

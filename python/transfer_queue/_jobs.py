@@ -8,6 +8,7 @@ holds up only the request it belongs to.
 from __future__ import annotations
 
 import ctypes
+import functools
 import pickle
 import threading
 import time
@@ -25,21 +26,36 @@ _WAIT_MS = 60_000
 
 
 class Workers:
-    """Threads that do the Python work of one session until it ends."""
+    """Threads that do the Python work of one session until it ends.
 
-    def __init__(self, session: int) -> None:
+    Args:
+        session: its handle.
+        sampler: the pickled sampler of the session, None when the core has it.
+    """
+
+    def __init__(self, session: int, sampler: bytes | None = None) -> None:
         self._session = session
         self._samplers = Samplers(session)
         self._lock = threading.Lock()
         self._idle = 0
         self._threads: list[threading.Thread] = []
         self._start()
+        self._preparing: threading.Thread | None = None
+        if sampler is not None:
+            prepare = functools.partial(self._samplers.prepare, sampler)
+            self._preparing = threading.Thread(target=prepare, name="tq-sampler", daemon=True)
+            self._preparing.start()
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, name=f"tq-python-{len(self._threads)}", daemon=True)
         self._threads.append(thread)
         self._idle += 1
         thread.start()
+
+    def prepared(self, timeout: float) -> None:
+        """Wait until the sampler is loaded, or cannot be."""
+        if self._preparing is not None:
+            self._preparing.join(timeout)
 
     def join(self, timeout: float) -> None:
         """Wait for the threads; those that are in a callable of the user are left to end by themselves."""

@@ -30,6 +30,18 @@ class Samplers:
         self._session = session
         self._lock = threading.Lock()
         self._loaded: dict[int, _Loaded] = {}
+        self._prepared: tuple[bytes, Any] | None = None
+
+    def prepare(self, pickled: bytes) -> None:
+        """Load a sampler and what calls need ahead of the first call, whose caller would have to wait for imports."""
+        from transfer_queue import _columns, _requests  # noqa: F401
+
+        try:
+            loaded = pickle.loads(pickled)
+        except Exception:
+            return  # the first call fails with the reason
+        with self._lock:
+            self._prepared = pickled, loaded
 
     def answer(self, job: _lib.Job) -> Any:
         """Make the call of a job; its result is one object of bytes."""
@@ -44,7 +56,8 @@ class Samplers:
     def _of(self, number: int, pickled: bytes) -> _Loaded:
         with self._lock:
             if number not in self._loaded:
-                fresh = _Loaded(pickle.loads(pickled))
+                ready, self._prepared = self._prepared, None
+                fresh = _Loaded(ready[1] if ready and ready[0] == pickled else pickle.loads(pickled))
                 self._loaded = {known: other for known, other in self._loaded.items() if known > number}
                 self._loaded[number] = fresh
             return self._loaded[number]

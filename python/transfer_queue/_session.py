@@ -59,7 +59,7 @@ class Session:
             self.timeout_s = float(client.get("timeout_s") or _TIMEOUT_S)
             self.layout: str = client.get("layout") or "jagged"
             if self.owner:
-                self.workers = Workers(self.handle)
+                self.workers = Workers(self.handle, options["sampler"].get("pickled"))
         except BaseException:
             self.close()
             raise

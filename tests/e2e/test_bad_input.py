@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -400,7 +401,7 @@ def test_metadata_of_no_or_of_several_partitions_is_not_written_to(tq: Any) -> N
     client = tq.get_client()
     parts = [client.put(TensorDict({"x": torch.zeros(1)}, batch_size=[1]), partition_id=name) for name in ("b", "a")]
     both, rows = tq.BatchMeta.concat(parts), TensorDict({"x": torch.ones(2)}, batch_size=[2])
-    for write in (lambda: client.put(rows, metadata=both), lambda: client.update(both, rows, "add")):
+    for write in (partial(client.put, rows, metadata=both), partial(client.update, both, rows, "add")):
         with pytest.raises(ValueError, match='metadata: got samples of partitions "a", "b", want those of one'):
             write()
     assert client.get_data(both)["x"].tolist() == [0, 0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -173,13 +174,15 @@ def test_metrics_and_a_sampler_of_the_user_come_with_the_configuration(ray: Any)
 
     conf = transfer_queue.init({"metrics": {"enabled": True}, "controller": {"sampler": Last()}})
     try:
+        maps = Path(f"/proc/{conf.controller.zmq_info.pid}/maps").read_text()
+        assert "libtorch_cpu" in maps, "the first fetch would have to wait for imports of the sampler"
         assert conf.metrics.endpoint == transfer_queue.get_metrics_endpoint() is not None
         with urllib.request.urlopen(f"http://{conf.metrics.endpoint}/metrics", timeout=10) as page:
             assert b"tq_partitions_total 0" in page.read()
         table = TensorDict({"x": torch.arange(3)}, batch_size=[3])
         transfer_queue.kv_batch_put(["a", "b", "c"], "p", table)
         client = transfer_queue.get_client()
-        assert client.get_meta(["x"], 1, "p", task_name="train").global_indexes == [2]
+        assert client.get_meta(["x"], 1, "p", task_name="train", timeout=30).global_indexes == [2]
     finally:
         transfer_queue.close()
     assert_nothing_left(ray)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import random
 from array import array
 from types import SimpleNamespace
@@ -343,3 +344,28 @@ def test_what_is_not_plain_is_refused_with_its_place() -> None:
 def test_bytes_that_are_no_plain_value(data: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - msgspec's texts
         _plain.unpack(data)
+
+
+class Counted(SequentialSampler):
+    """Counts how often it was loaded."""
+
+    loads = 0
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        Counted.loads += 1
+
+
+def test_a_sampler_that_was_loaded_ahead_is_the_one_that_is_called() -> None:
+    samplers, pickled, before = _sampler_jobs.Samplers(0), pickle.dumps(Counted()), Counted.loads
+    samplers.prepare(pickled)
+    first = samplers._of(1, pickled)
+    assert (samplers._of(1, pickled), Counted.loads) == (first, before + 1)
+    assert samplers._of(2, pickled) is not first  # registered again: it begins anew
+
+
+def test_a_sampler_that_cannot_be_loaded_ahead_fails_when_it_is_called() -> None:
+    samplers, missing = _sampler_jobs.Samplers(0), b"cno_such_module\nSampler\n."
+    samplers.prepare(missing)
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        samplers._of(1, missing)
