@@ -19,8 +19,10 @@ const (
 	maxStreams = 4
 	// maxIdle streams of a pool wait for the next transfer.
 	maxIdle = 8
-	// attempts is how often in a row a transfer may break without any of its bytes having arrived.
+	// A transfer breaks for good when nothing has arrived after so many attempts, and not before so long.
 	attempts = 8
+	patience = 5 * time.Second
+	maxPause = 256 * time.Millisecond
 )
 
 // Open connects to a listener with a ticket. What the server says about the ticket is its error, anything else Unavailable.
@@ -180,10 +182,14 @@ func (p *Pool) move(ctx context.Context, kind uint8, grant transport.Grant, offs
 
 // part does a transfer on one stream, and on another one when that breaks.
 func (p *Pool) part(ctx context.Context, t *transfer, pieces [][]byte) error {
+	began := time.Now()
+	again := func(failures int) bool {
+		return (failures < attempts || time.Since(began) < patience) && !p.isClosed() && pause(ctx, failures)
+	}
 	for failures := 0; ; {
 		conn, used, err := p.take(ctx)
 		if err != nil {
-			if failures++; failures == attempts || tqerr.CodeOf(err) != tqerr.Unavailable || p.isClosed() || !pause(ctx, failures) {
+			if failures++; tqerr.CodeOf(err) != tqerr.Unavailable || !again(failures) {
 				return err
 			}
 			continue
@@ -199,7 +205,7 @@ func (p *Pool) part(ctx context.Context, t *transfer, pieces [][]byte) error {
 			return ctx.Err()
 		case used: // the next one may be as old
 		default:
-			if failures++; failures == attempts || !pause(ctx, failures) {
+			if failures++; !again(failures) {
 				return tqerr.Wrap(tqerr.Unavailable, err, "stream to tcp://%s", conn.RemoteAddr())
 			}
 		}
@@ -208,7 +214,7 @@ func (p *Pool) part(ctx context.Context, t *transfer, pieces [][]byte) error {
 
 // pause waits longer after each failure; it reports that there is time left.
 func pause(ctx context.Context, failures int) bool {
-	timer := time.NewTimer(time.Millisecond << failures)
+	timer := time.NewTimer(min(time.Millisecond<<min(failures, 16), maxPause))
 	defer timer.Stop()
 	select {
 	case <-timer.C:
