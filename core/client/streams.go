@@ -120,6 +120,7 @@ func (c *Client) putRemote(ctx context.Context, req *Request, begun time.Time, g
 		patience = waitingPatience
 	}
 	o := outgoingOf(g.reply, inputs)
+	started := time.Now()
 	short, cancel := context.WithTimeout(ctx, patience)
 	g.err = c.send(short, o, patience)
 	late := short.Err() != nil || g.err == error(errLate)
@@ -128,7 +129,7 @@ func (c *Client) putRemote(ctx context.Context, req *Request, begun time.Time, g
 		c.finish(ctx, g, remaining(req.Timeout, begun), done)
 		return
 	}
-	release, err := c.setAside(o)
+	release, err := c.setAside(ctx, o, patience-time.Since(started))
 	guard.Go("client put", func() {
 		defer release()
 		if g.err = err; err == nil {
@@ -150,20 +151,6 @@ func within(ctx context.Context, timeout time.Duration) (context.Context, contex
 		return ctx, func() {}
 	}
 	return context.WithTimeout(ctx, timeout)
-}
-
-// setAside copies what has not arrived yet into memory of our own, which release gives back.
-func (c *Client) setAside(o *outgoing) (release func(), err error) {
-	buffer, err := c.opts.Pool.Get(o.left())
-	if err != nil {
-		return func() {}, err
-	}
-	at := 0
-	for _, p := range o.pieces {
-		at += copy(buffer[at:], p)
-	}
-	o.pieces = [][]byte{buffer}
-	return func() { c.opts.Pool.Put(buffer) }, nil
 }
 
 // receive fills the columns of a get from the memory that its lease holds.

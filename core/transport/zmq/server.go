@@ -104,7 +104,9 @@ func (s *Server) open(token []byte) error {
 	if err != nil {
 		return tqerr.Wrap(tqerr.ResourceExhausted, err, "ZeroMQ socket")
 	}
-	if err := errors.Join(router.SetPlainServer(1), router.SetZapDomain("tq"), router.SetRouterMandatory(1), setUp(router, s.limits)); err != nil {
+	// A ROUTER cannot be told to drop a peer that was cut for taking nothing; the kernel does that, and what waits is free.
+	if err := errors.Join(router.SetPlainServer(1), router.SetZapDomain("tq"), router.SetRouterMandatory(1), setUp(router, s.limits),
+		router.SetTcpMaxrt(2*s.limits.stall)); err != nil {
 		return errors.Join(tqerr.Wrap(tqerr.Internal, err, "ZeroMQ socket"), router.Close())
 	}
 	if err := s.bind(router); err != nil {
