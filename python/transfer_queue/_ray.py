@@ -232,7 +232,8 @@ def _joined(controller: Any, patience: _Patience) -> _session.Session | None:
         info = _ask(controller.get_zmq_server_info.remote, patience, what)
         session = _session.enter(info, max(1.0, patience.left()))
     except UnavailableError as error:
-        patience.spend(f"{what} ({error.message})" if patience.left() else what)
+        known = error.message if error.message.startswith(what) else f"{what} ({error.message})"
+        patience.spend(known if patience.left() else what)
         time.sleep(_RETRY_S)
         return None
     _actors = Actors(controller, owner=False)

@@ -19,12 +19,15 @@ from typing import Any
 from transfer_queue import _calls, _lib, _metrics, config, sampler
 from transfer_queue._controller_requests import packed_config
 from transfer_queue._jobs import Workers
+from transfer_queue._ops import Op
 from transfer_queue._whole_numbers import MOST
 from transfer_queue.errors import (
+    DeadlineExceededError,
     InvalidArgumentError,
     InvalidStateError,
     NotInitializedError,
     TransferQueueError,
+    UnavailableError,
     UnimplementedError,
 )
 from transfer_queue.utils.zmq_utils import Role, ZMQServerInfo
@@ -417,6 +420,34 @@ def close(join_s: float = _CLOSE_S) -> bool:
             return False
         session.close(join_s)
         return True
+
+
+def forget_lost() -> bool:
+    """Leave the session of this process when its owner has died; returns whether it did.
+
+    Only who asks for a session anew gets another one. A call on the one that is gone goes on to fail, because what was
+    in it is lost.
+    """
+    with _lock:
+        session = _current
+        if session is None or session.pid != os.getpid() or session.owner or not _is_lost(session):
+            return False
+        from transfer_queue import _ray
+
+        with contextlib.suppress(TransferQueueError):
+            close()
+        _ray.close()
+        return True
+
+
+def _is_lost(session: Session) -> bool:
+    try:
+        _calls.run(session.handle, _calls.Call(Op.PARTITIONS, b"", _calls.no_result, timeout=_LEAST_ATTACH_S))
+    except UnavailableError:
+        return True
+    except DeadlineExceededError:  # whoever does not answer may be stopped for a while
+        return False
+    return False
 
 
 def _at_exit() -> None:

@@ -48,7 +48,8 @@ def init(conf: Any = None) -> Any:
     """Start a session, or join the one that runs on this host.
 
     The first process of a host that calls it owns the session: controller and units run inside it, and its ``close`` or
-    its end is the end of the session. Every other process attaches, and its configuration is ignored.
+    its end is the end of the session. Every other process attaches, and its configuration is ignored. A process whose
+    session has lost its owner gets another one by calling it again.
 
     Args:
         conf: dict or DictConfig laid over the packaged ``config.yaml``; unknown keys are kept and ignored.
@@ -71,6 +72,8 @@ def init(conf: Any = None) -> Any:
     effective = config.load(conf)
     sampler.resolve(effective["controller"]["sampler"])
     _ray.forget_stale()
+    if _session.forget_lost():
+        _TQ_CLIENT = None
     session = _session.open_session(effective)
     actors = _ray.actors()
     _TQ_CONTROLLER = actors.controller if actors is not None else session.info

@@ -115,6 +115,44 @@ def test_death_of_the_owner_is_seen_within_two_seconds(nursery: Nursery) -> None
         tq.close()
 
 
+def test_init_gives_another_session_for_one_that_has_lost_its_owner(nursery: Nursery) -> None:
+    owner = _owner(nursery)
+    import transfer_queue as tq
+
+    lost = tq.init()
+    owner.signal(signal.SIGKILL)
+    owner.wait()
+    client = tq.get_client()
+    try:
+        with pytest.raises(ConnectionError):
+            tq.kv_list()
+        conf = tq.init()
+        assert conf.controller.zmq_info.pid == os.getpid() != lost.controller.zmq_info.pid
+        tq.kv_put("a", "p", {"x": torch.ones(1)})
+        assert tq.get_client().kv_list() == {"p": {"a": {}}}
+        with pytest.raises(ConnectionError):
+            client.kv_list(timeout=1)
+        assert tq.init().controller.zmq_info.pid == os.getpid()
+        assert tq.kv_list() == {"p": {"a": {}}}
+    finally:
+        tq.close()
+
+
+def test_init_stays_with_an_owner_that_is_stopped(nursery: Nursery) -> None:
+    owner = _owner(nursery)
+    import transfer_queue as tq
+
+    before = tq.init()
+    owner.signal(signal.SIGSTOP)
+    try:
+        assert tq.init().controller.zmq_info.session == before.controller.zmq_info.session
+        owner.signal(signal.SIGCONT)
+        assert tq.kv_list() == {}
+    finally:
+        owner.signal(signal.SIGCONT)
+        tq.close()
+
+
 def _clients() -> int:
     from transfer_queue import _calls, _requests, _session
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 import urllib.request
 from typing import Any
@@ -120,6 +121,18 @@ def test_a_session_whose_controller_is_killed_is_unavailable_and_can_be_replaced
     transfer_queue.close()
     transfer_queue.init()
     assert transfer_queue.kv_list() == {}
+    transfer_queue.close()
+    assert_nothing_left(ray)
+
+
+def test_init_replaces_a_session_whose_controller_was_killed(ray: Any) -> None:
+    before = transfer_queue.init()
+    os.kill(before.controller.zmq_info.pid, signal.SIGKILL)
+    until(lambda: not os.path.exists(f"/proc/{before.controller.zmq_info.pid}"), "the controller is dead")
+    after = transfer_queue.init()
+    assert after.controller.zmq_info.session != before.controller.zmq_info.session
+    transfer_queue.kv_put("a", "p", fields={"x": torch.arange(3)})
+    assert transfer_queue.kv_list() == {"p": {"a": {}}}
     transfer_queue.close()
     assert_nothing_left(ray)
 
