@@ -238,7 +238,8 @@ def _refuse_what_is_missing(conf: Any) -> None:
     }
     backend = conf["backend"].get("storage_backend")
     if backend not in conf["backend"]:
-        text = f"config: backend.storage_backend: got {backend!r}, but there is no section backend.{backend}"
+        have = ", ".join(repr(name) for name in conf["backend"] if name != "storage_backend")
+        text = f"config: backend.storage_backend: got {backend!r}, want the name of a section of backend: {have}"
         raise InvalidArgumentError(text, "init")
     if backend != "SimpleStorage":
         asked[f"backend.storage_backend: {backend}"] = True

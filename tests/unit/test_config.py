@@ -215,7 +215,8 @@ def test_wrong_values_are_refused_with_key_value_and_want(conf, message):
 
 
 def test_a_section_that_is_not_used_may_hold_anything():
-    load({"backend": {"MooncakeStore": {"hard_pin": 3}}})
+    load({"backend": {"storage_backend": "SimpleStorage", "MooncakeStore": {"hard_pin": 3}}})
+    load({"backend": {"SimpleStorage": {"put_wait_s": 1}, "MooncakeStore": {"hard_pin": 3}}})
     load(storage(ssd_offload={"threshold_bytes": 0}))
     load({"backend": {"storage_backend": "RayStore", "SimpleStorage": {"num_data_storage_units": 0}}})
 
@@ -224,3 +225,40 @@ def test_whole_floats_and_paths_become_what_is_wanted(tmp_path):
     conf = load(storage(memory_limit_bytes=4e9, ssd_offload={"enabled": True, "path": Path(tmp_path)}))
     assert type(conf.backend.SimpleStorage.memory_limit_bytes) is int
     assert conf.backend.SimpleStorage.ssd_offload.path == str(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["MooncakeStore", "Yuanrong", "RayStore"])
+@pytest.mark.parametrize("more", [{}, {"SimpleStorage": None}, {"storage_backend": "???"}, {"foreign": {"x": 1}}], ids=str)
+def test_a_section_of_another_backend_alone_is_a_contradiction(name, more):
+    with pytest.raises(ValueError, match=rf"^config: backend\.{name}: given without backend\.storage_backend, .*'SimpleStorage'"):
+        load({"backend": {name: {"worker_port": 1234, "hard_pin": True}, **more}})
+
+
+def test_all_sections_that_contradict_are_named():
+    both = {"backend": {"MooncakeStore": {"protocol": "rdma"}, "Yuanrong": {"worker_port": 1}}}
+    for conf in (both, OmegaConf.create(both), OmegaConf.create({"tq": both}).tq):
+        with pytest.raises(ValueError, match=r"backend\.MooncakeStore and backend\.Yuanrong: given without"):
+            load(conf)
+
+
+def test_the_packaged_sections_contradict_nothing():
+    whole = defaults()
+    del whole["backend"]["storage_backend"]
+    assert OmegaConf.to_container(load(whole)) == defaults()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("simplestorage", "SimpleStorage"),
+        ("SimpleStroage", "SimpleStorage"),
+        ("Simple_Storage", "SimpleStorage"),
+        ("MooncakeStorage", "MooncakeStore"),
+        ("YuanRong", "Yuanrong"),
+        ("storage_backnd", "storage_backend"),
+    ],
+)
+def test_a_misspelt_section_is_refused_by_name(wrong, right):
+    for value in ({"num_data_storage_units": 5}, None, "MooncakeStore"):
+        with pytest.raises(ValueError, match=rf"^config: backend\.{wrong}: nothing is called so, want '{right}'"):
+            load({"backend": {"storage_backend": "SimpleStorage", wrong: value}})
