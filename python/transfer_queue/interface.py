@@ -67,17 +67,25 @@ def init(conf: Any = None) -> Any:
         1
         >>> tq.close()
     """
-    global _TQ_CLIENT, _TQ_CONTROLLER, _TQ_STORAGE
     effective = config.load(conf)
     sampler.resolve(effective["controller"]["sampler"])
     _ray.forget_stale()
     session = _session.open_session(effective)
+    _remember(session)
+    return session.config
+
+
+def _remember(session: _session.Session) -> None:
+    """Keep the handles of the session of this process, whether ``init`` or another call has joined it."""
+    global _TQ_CLIENT, _TQ_CONTROLLER, _TQ_STORAGE
     actors = _ray.actors()
     _TQ_CONTROLLER = actors.controller if actors is not None else session.info
     _TQ_STORAGE = (actors.units or None) if actors is not None else None
-    if _TQ_CLIENT is None:
+    if _TQ_CLIENT is None or _TQ_CLIENT.controller_info != session.info:
         _TQ_CLIENT = _new_client(session)
-    return session.config
+
+
+_session.on_join.append(_remember)
 
 
 def _new_client(session: _session.Session) -> TransferQueueClient:
