@@ -743,16 +743,18 @@ def register_sampler(session: Session, sampler_or_class: Any, timeout: float | N
     return Call(Op.REGISTER_SAMPLER, body, no_result, timeout=seconds(timeout, session.timeout_s))
 
 
-def stream(session: Session, partition_id: Any, task_name: Any, timeout: float | None) -> Call[tuple[bool, bool]]:
-    """Whether production is complete, and whether the task has consumed everything then."""
+def production_completed(session: Session, partition_id: Any, timeout: float | None) -> Call[bool]:
+    """Whether production is complete."""
+    body = encode([_name("partition_id", partition_id), ""])
+    return Call(Op.STREAM, body, lambda reply: decode(reply.body)[0], timeout=seconds(timeout, session.timeout_s))
 
-    def read(reply: Reply) -> tuple[bool, bool]:
-        completed, drained, *_ = decode(reply.body)
-        return completed, drained
 
-    task = "" if task_name is None else _name("task_name", task_name)
-    body = encode([_name("partition_id", partition_id), task])
-    return Call(Op.STREAM, body, read, timeout=seconds(timeout, session.timeout_s))
+def stream_drained(session: Session, task_name: Any, partition_id: Any, timeout: float | None) -> Call[bool]:
+    """Whether production is complete and the task has consumed everything."""
+    if not _name("task_name", task_name):
+        raise InvalidArgumentError("task_name '': want the name of the consuming task", "check_stream_drained")
+    body = encode([_name("partition_id", partition_id), task_name])
+    return Call(Op.STREAM, body, lambda reply: decode(reply.body)[1], timeout=seconds(timeout, session.timeout_s))
 
 
 def kv_retrieve_meta(

@@ -296,12 +296,15 @@ class AsyncTransferQueueClient:
 
     async def async_check_production_completed(self, partition_id: str, timeout: float | None = None) -> bool:
         """Whether a ``put(..., is_last=True)`` has declared the production of a partition complete."""
-        return (await self._await(_requests.stream(self._session(timeout), partition_id, None, timeout)))[0]
+        return await self._await(_requests.production_completed(self._session(timeout), partition_id, timeout))
 
     async def async_check_stream_drained(self, task_name: str, partition_id: str, timeout: float | None = None) -> bool:
-        """Whether production is complete and the task has consumed every sample; False for an unknown partition."""
-        session = self._session(timeout)
-        return (await self._await(_requests.stream(session, partition_id, task_name, timeout)))[1]
+        """Whether production is complete and the task has consumed every sample; False for an unknown partition.
+
+        Raises:
+            WrongTypeError: no task is named (a TypeError): a wait for the end of nobody would have none.
+        """
+        return await self._await(_requests.stream_drained(self._session(timeout), task_name, partition_id, timeout))
 
     async def async_reset_consumption(
         self, partition_id: str, task_name: str | None = None, timeout: float | None = None

@@ -182,6 +182,12 @@ class TestStreams:
         assert client.check_stream_drained("t", "p")
         assert not client.check_stream_drained("other", "p")
         assert not client.check_stream_drained("t", "nowhere")
+        with pytest.raises(TypeError, match="task_name: got NoneType"):
+            client.check_stream_drained(None, "p")
+        with pytest.raises(TypeError, match="partition_id: got NoneType"):
+            client.check_stream_drained("t", None)
+        with pytest.raises(ValueError, match="task_name ''"):
+            client.check_stream_drained("", "p")
 
     def test_tags_and_the_last_mark_of_a_put_by_metadata(self, tq: Any) -> None:
         client = tq.get_client()
