@@ -96,6 +96,7 @@ class AsyncTransferQueueClient:
 
         Raises:
             UnknownManagerError: no storage manager has that name (an AssertionError and a ValueError).
+            UnimplementedError: it is one of the user's own, for another store (a NotImplementedError).
             InvalidArgumentError: the section has no addresses of units (a ValueError).
         """
         self.storage_manager = managers.initialized(self._session(), manager_type, config)
