@@ -36,9 +36,6 @@ _VIEWS, _DENSE = 1, 2
 _LAYOUTS = ("jagged", "dense")
 
 
-# ---- arguments ------------------------------------------------------------------------------------------------------
-
-
 def seconds(timeout: float | None, default: float) -> float:
     """The timeout of a call in seconds."""
     if timeout is None:
@@ -136,8 +133,6 @@ def _samples(metadata: BatchMeta) -> list[bytes]:
     return [encode_ints(metadata.global_indexes), metadata._generations.tobytes()]
 
 
-# ---- tags -----------------------------------------------------------------------------------------------------------
-
 # A number of numpy or torch is pickled behind its value as a float64, which samplers of the core read.
 _PICKLED, _NUMBER = 1, 2
 _FLOAT = struct.Struct(">d")
@@ -187,9 +182,6 @@ def _decode_tags(raw: bytes | None, count: int) -> list[dict[str, Any]]:
         return [{} for _ in range(count)]
     tags: list[dict[str, Any]] = _tag_decoder.decode(raw)
     return tags if None not in tags else [tag or {} for tag in tags]
-
-
-# ---- put and update -------------------------------------------------------------------------------------------------
 
 
 def _put_call(
@@ -477,9 +469,6 @@ def update(session: Session, metadata: BatchMeta, values: Any, merge_fn: Any, ti
     )
 
 
-# ---- get ------------------------------------------------------------------------------------------------------------
-
-
 def _read_table(reply: Reply) -> TensorDict:
     (names,) = decode(reply.body)
     return _results.build(decode(names), reply.columns, reply.rows, _lib.library().tq_release)
@@ -552,9 +541,6 @@ def get_data(
     return _get_call(
         session, partition, None, _samples(metadata), metadata.field_names, timeout, layout=layout, copy=copy
     )
-
-
-# ---- clear, list, wait, watch ---------------------------------------------------------------------------------------
 
 
 def kv_clear(session: Session, keys: Any, partition_id: Any, fields: Any, timeout: float | None) -> Call[None]:
@@ -653,9 +639,6 @@ def watch_next(watch: int, timeout: float) -> Call[list[tuple[str, str, list[str
 
 def watch_close(session: Session, watch: int) -> Call[None]:
     return Call(Op.WATCH_CLOSE, encode([watch]), no_result, timeout=session.timeout_s)
-
-
-# ---- metadata -------------------------------------------------------------------------------------------------------
 
 
 def _read_meta(partition: str) -> Callable[[Reply], BatchMeta]:
@@ -793,9 +776,6 @@ def set_custom_meta(session: Session, metadata: BatchMeta, timeout: float | None
     tags = _encode_tags(metadata.custom_meta, "set_custom_meta")
     body = encode([metadata.partition_ids[0], _samples(metadata), tags])
     return Call(Op.SET_TAGS, body, no_result, timeout=seconds(timeout, session.timeout_s))
-
-
-# ---- status ---------------------------------------------------------------------------------------------------------
 
 
 def consumption(

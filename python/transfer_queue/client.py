@@ -107,8 +107,6 @@ class AsyncTransferQueueClient:
     async def _await(self, call: Call[_T]) -> _T:
         return await _calls.run_async(self._session().handle, call)
 
-    # ---- rows -------------------------------------------------------------------------------------------------------
-
     async def async_get_meta(
         self,
         data_fields: list[str],
@@ -227,8 +225,6 @@ class AsyncTransferQueueClient:
         """Remove a partition with all its samples; one that does not exist is ignored."""
         await self._await(_requests.clear_partition(self._session(timeout), partition_id, timeout))
 
-    # ---- keys and tags ----------------------------------------------------------------------------------------------
-
     async def async_kv_retrieve_meta(
         self, keys: str | list[str], partition_id: str, create: bool = False, timeout: float | None = None
     ) -> BatchMeta:
@@ -262,8 +258,6 @@ class AsyncTransferQueueClient:
         if _requests.batch_meta(metadata, "set_custom_meta").size:
             for part in _by_partition(metadata):
                 await self._await(_requests.set_custom_meta(self._session(timeout), part, timeout))
-
-    # ---- status -----------------------------------------------------------------------------------------------------
 
     async def async_get_consumption_status(
         self, task_name: str, partition_id: str, timeout: float | None = None
@@ -321,8 +315,6 @@ class AsyncTransferQueueClient:
     async def async_list_units(self, timeout: float | None = None) -> list[UnitInfo]:
         """The storage units of the session."""
         return unit_infos(await self._await(_requests.units(self._session(timeout), timeout)))
-
-    # ---- checkpoints ------------------------------------------------------------------------------------------------
 
     async def async_save_controller_checkpoint(self, path: Any, timeout: float | None = None) -> None:
         """Save partitions, keys, tags, consumption and sampler to a file, without values; see ``save_checkpoint``."""

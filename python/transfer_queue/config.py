@@ -69,9 +69,6 @@ def load(conf: Any = None) -> DictConfig:
     return out
 
 
-# ---- reading what the user gave -------------------------------------------------------------------------------------
-
-
 def _mapping_of(conf: Any) -> Mapping[str, Any]:
     """The user's configuration as nested dicts, with interpolations resolved where only the original can."""
     from omegaconf import DictConfig, OmegaConf
@@ -154,9 +151,6 @@ def _guarded(value: Any) -> Any:
     if isinstance(value, type) or dataclasses.is_dataclass(value) or hasattr(value, "__attrs_attrs__"):
         return AnyNode(value, flags={"allow_objects": True})
     return value
-
-
-# ---- checking -------------------------------------------------------------------------------------------------------
 
 
 def _wrong(key: str, got: Any, want: str) -> ValueError:

@@ -41,9 +41,6 @@ _TQ_CONTROLLER: Any = None
 _TQ_STORAGE: Any = None
 
 
-# ---- session --------------------------------------------------------------------------------------------------------
-
-
 def init(conf: Any = None) -> Any:
     """Start a session, or join the one that runs on this host.
 
@@ -149,9 +146,6 @@ async def async_list_units(timeout: float | None = None) -> list[UnitInfo]:
     """Async twin of `list_units`."""
     session = _session.current("list_units", timeout)
     return unit_infos(await _calls.run_async(session.handle, _requests.units(session, timeout)))
-
-
-# ---- put ------------------------------------------------------------------------------------------------------------
 
 
 def kv_put(
@@ -266,9 +260,6 @@ async def async_kv_batch_put(
     return await _calls.run_async(session.handle, call)
 
 
-# ---- update ---------------------------------------------------------------------------------------------------------
-
-
 def kv_update(
     key: str, partition_id: str, fields: Mapping[str, Any], merge_fn: MergeFn, timeout: float | None = None
 ) -> KVBatchMeta:
@@ -341,9 +332,6 @@ async def async_kv_batch_update(
     session = _session.current("kv_batch_update", timeout)
     call = _requests.kv_batch_update(session, keys, partition_id, fields, merge_fn, timeout)
     return await _calls.run_async(session.handle, call)
-
-
-# ---- get ------------------------------------------------------------------------------------------------------------
 
 
 def kv_batch_get(
@@ -444,9 +432,6 @@ async def async_kv_batch_get_by_meta(
     return await _calls.run_async(session.handle, call)
 
 
-# ---- list and clear -------------------------------------------------------------------------------------------------
-
-
 def kv_list(
     partition_id: str | None = None,
     keys: str | Sequence[str] | None = None,
@@ -530,9 +515,6 @@ async def async_kv_clear(
     """Async twin of `kv_clear`."""
     session = _session.current("kv_clear", timeout)
     await _calls.run_async(session.handle, _requests.kv_clear(session, keys, partition_id, fields, timeout))
-
-
-# ---- wait and watch -------------------------------------------------------------------------------------------------
 
 
 def kv_wait(

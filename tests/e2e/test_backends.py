@@ -25,7 +25,9 @@ class Recorder(StorageKVClient):
     def put(self, keys: list[str], values: list[Any]) -> None:
         CALLS.append("put")
 
-    def get(self, keys: list[str], shapes: Any = None, dtypes: Any = None, custom_backend_meta: Any = None) -> list[Any]:
+    def get(
+        self, keys: list[str], shapes: Any = None, dtypes: Any = None, custom_backend_meta: Any = None
+    ) -> list[Any]:
         CALLS.append("get")
         return []
 
@@ -85,7 +87,9 @@ def test_a_manager_of_a_store_can_be_made_and_says_what_it_cannot_do(tq: Any) ->
         "cells outside of the session's own units": lambda: manager.notify_data_update("p", [0], {}),
     }
     for what, call in calls.items():
-        with pytest.raises(NotImplementedError, match=f"{what} is not supported by Keyed; it requires the SimpleStorage"):
+        with pytest.raises(
+            NotImplementedError, match=f"{what} is not supported by Keyed; it requires the SimpleStorage"
+        ):
             asyncio.run(call())
     assert CALLS == []
     assert client.get_data(meta)["x"].tolist() == [0, 1]
@@ -94,7 +98,7 @@ def test_a_manager_of_a_store_can_be_made_and_says_what_it_cannot_do(tq: Any) ->
 def test_init_refuses_a_registered_backend_by_name(runtime_dir: Any) -> None:
     import transfer_queue
 
-    with pytest.raises(NotImplementedError, match="backend.storage_backend: Keyed"):
+    with pytest.raises(NotImplementedError, match=r"backend\.storage_backend: Keyed"):
         transfer_queue.init({"backend": {"storage_backend": "Keyed", "Keyed": {"client_name": "Recorder"}}})
     with pytest.raises(AssertionError):
         transfer_queue.get_client()

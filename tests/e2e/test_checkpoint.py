@@ -157,9 +157,9 @@ class TestLoad:
         for change, error, what in [
             ({"format_version": 2}, tq.errors.VersionMismatchError, "format_version 2"),
             ({"storage_saved": False}, tq.errors.CorruptionError, "storage_saved"),
-            ({"partitions": {"p": 3}}, tq.errors.CorruptionError, "partition \"p\": 3 samples, but 2"),
-            ({"partitions": {"p": 2, "q": 1}}, tq.errors.CorruptionError, "partition \"q\""),
-            ({"partitions": {}}, tq.errors.CorruptionError, "partition \"p\""),
+            ({"partitions": {"p": 3}}, tq.errors.CorruptionError, 'partition "p": 3 samples, but 2'),
+            ({"partitions": {"p": 2, "q": 1}}, tq.errors.CorruptionError, 'partition "q"'),
+            ({"partitions": {}}, tq.errors.CorruptionError, 'partition "p"'),
             ({"user_metadata": 5}, tq.errors.CorruptionError, "user_metadata"),
         ]:
             path.write_text(json.dumps({**written, **change}))
@@ -169,7 +169,7 @@ class TestLoad:
             assert list(tq.kv_list("p")["p"]) == ["a", "b", "later"]
         for text in ("", "[]", "{", "no json"):
             path.write_text(text)
-            with pytest.raises(tq.errors.CorruptionError, match="metadata.json"):
+            with pytest.raises(tq.errors.CorruptionError, match=r"metadata\.json"):
                 tq.load_checkpoint(tmp_path / "c")
         for kept in ({}, {"user_metadata": {"mine": 1}}, written):
             path.write_text(json.dumps(kept))

@@ -199,7 +199,7 @@ def test_a_call_that_joins_sets_the_handles_of_the_process(nursery: Nursery, tmp
         assert (tq.interface._TQ_CONTROLLER, tq.interface._TQ_CLIENT) == (None, None)
         _implicit_joins()[name](tq, tmp_path / "c")
         try:
-            assert tq.interface._TQ_CONTROLLER == _session.current().info
+            assert _session.current().info == tq.interface._TQ_CONTROLLER
             assert tq.interface._TQ_CLIENT is tq.get_client()
             assert tq.get_client().controller_info == _session.current().info
         finally:
@@ -298,9 +298,6 @@ def test_the_secret_is_asked_for(tq: Any, runtime_dir: Path, nursery: Nursery) -
     assert told != "let in"
     assert "secret" in told or "session" in told
     assert nursery.start(other).result() == "let in"
-
-
-# ---- rendezvous files -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -31,9 +31,6 @@ def storage(**section: Any) -> dict[str, Any]:
     return {"backend": {"SimpleStorage": section}}
 
 
-# ---- defaults -------------------------------------------------------------------------------------------------------
-
-
 def test_defaults_are_those_of_the_peer_and_ours():
     conf = yaml.safe_load((resources.files("transfer_queue") / "config.yaml").read_text())
     assert conf == defaults()
@@ -88,9 +85,6 @@ def test_defaults_pass_the_check_with_every_backend(backend):
 def test_omegaconf_is_not_imported_before_it_is_needed():
     code = "import sys, transfer_queue.config; sys.exit('omegaconf' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
-# ---- merging --------------------------------------------------------------------------------------------------------
 
 
 def test_the_users_values_win_and_the_rest_stays():
@@ -165,8 +159,6 @@ def test_objects_in_a_config_of_omegaconf_survive():
     assert load(conf).controller.sampler is sampler
 
 
-# ---- checking -------------------------------------------------------------------------------------------------------
-
 WRONG = [
     ({"runtime": "slurm"}, "runtime: got 'slurm', want 'auto' or 'embedded' or 'attach' or 'ray'"),
     ({"namespace": ""}, "namespace: got '', want 1 to 64"),
@@ -228,9 +220,13 @@ def test_whole_floats_and_paths_become_what_is_wanted(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["MooncakeStore", "Yuanrong", "RayStore"])
-@pytest.mark.parametrize("more", [{}, {"SimpleStorage": None}, {"storage_backend": "???"}, {"foreign": {"x": 1}}], ids=str)
+@pytest.mark.parametrize(
+    "more", [{}, {"SimpleStorage": None}, {"storage_backend": "???"}, {"foreign": {"x": 1}}], ids=str
+)
 def test_a_section_of_another_backend_alone_is_a_contradiction(name, more):
-    with pytest.raises(ValueError, match=rf"^config: backend\.{name}: given without backend\.storage_backend, .*'SimpleStorage'"):
+    with pytest.raises(
+        ValueError, match=rf"^config: backend\.{name}: given without backend\.storage_backend, .*'SimpleStorage'"
+    ):
         load({"backend": {name: {"worker_port": 1234, "hard_pin": True}, **more}})
 
 

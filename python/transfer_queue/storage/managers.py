@@ -143,7 +143,7 @@ class AsyncSimpleStorageManager(StorageManager):
 class KVStorageManager(StorageManager):
     """Base of the managers of key-value stores, whose client `StorageClientFactory` knows as ``client_name``.
 
-    The values of a session are in its own units, and its controller knows of no others. So this release moves none to or
+    The values of a session are in its own units, and its controller knows of no others. This release moves none to or
     from such a store: what would do so raises before the store sees anything.
 
     Args:
@@ -261,8 +261,8 @@ def initialized(session: Session, manager_type: str, config: Any) -> StorageMana
         raise WrongTypeError(f"config: got {type(config).__name__}, want the section of the backend", _INITIALIZE)
     made = StorageManagerFactory.registered(manager_type)
     if made is not AsyncSimpleStorageManager:
-        text = f"storage manager {manager_type!r} ({made.__name__}): a client exchanges data with the session's own units only"
-        raise UnimplementedError(text, _INITIALIZE)
+        what = f"storage manager {manager_type!r} ({made.__name__})"
+        raise UnimplementedError(f"{what}: a client exchanges data with the session's own units only", _INITIALIZE)
     units = [info for info in unit_addresses(config) if info.socket != session.info.socket]
     if units:
         _calls.run(session.handle, _controller_requests.join_units(units, session.timeout_s))
