@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from transfer_queue import _calls
+from transfer_queue import _calls, _tags
 from transfer_queue._calls import Call, Reply, decode_ints
 from transfer_queue._field_schema import FieldSchema
 from transfer_queue._ops import Op
-from transfer_queue._requests import _decode_tags, _name
+from transfer_queue._requests import _name
 
 __all__ = ["FieldMetadata", "PartitionSnapshot", "empty", "snapshot"]
 
@@ -146,7 +146,7 @@ def _read(
         revert_keys_mapping={index: key for key, index in keys_mapping.items()},
         global_indexes=set(indexes),
         pre_allocated_global_indexes=set(pre_allocated),
-        custom_meta=dict(zip(indexes, _decode_tags(tags, len(indexes)), strict=True)),
+        custom_meta=dict(zip(indexes, _tags.decode(tags, len(indexes)), strict=True)),
         field_name_mapping=names,
         field_metadata=described,
         production_status=produced,

@@ -6,25 +6,22 @@ hold one msgpack array, a list of integers as little-endian int64.
 
 from __future__ import annotations
 
-import contextlib
-import pickle
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
-import msgspec
 import numpy as np
 import torch
 from tensordict import TensorDict
 from tensordict.base import TensorDictBase
 
-from transfer_queue import _environment, _lib, _results, merge, sampler
+from transfer_queue import _environment, _lib, _results, _tags, merge, sampler
 from transfer_queue._calls import Call, Reply, decode, decode_ints, encode, encode_ints, no_result
 from transfer_queue._columns import Packed, pack_row, pack_table
+from transfer_queue._environment import MOST_SECONDS
 from transfer_queue._field_schema import FieldSchema
 from transfer_queue._ops import Op
 from transfer_queue._shipping import shipped
+from transfer_queue._whole_numbers import whole_number
 from transfer_queue.errors import FailedError, InvalidArgumentError, WrongTypeError
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
 
@@ -44,7 +41,7 @@ def seconds(timeout: float | None, default: float) -> float:
         raise WrongTypeError(f"timeout: got {type(timeout).__name__}, want seconds as a number")
     if not timeout >= 0:
         raise InvalidArgumentError(f"timeout {timeout}: want 0 or more seconds")
-    return min(float(timeout), 1e9)
+    return min(float(timeout), MOST_SECONDS)
 
 
 def fetch_seconds(timeout: float | None) -> float:
@@ -130,58 +127,11 @@ def _one_partition(metadata: BatchMeta, op: str) -> str:
 
 
 def _samples(metadata: BatchMeta) -> list[bytes]:
-    return [encode_ints(metadata.global_indexes), metadata._generations.tobytes()]
-
-
-# A number of numpy or torch is pickled behind its value as a float64, which samplers of the core read.
-_PICKLED, _NUMBER = 1, 2
-_FLOAT = struct.Struct(">d")
-
-
-def _pickled(value: Any) -> msgspec.msgpack.Ext:
-    packed = cloudpickle.dumps(value)
-    if isinstance(value, np.number) or (isinstance(value, torch.Tensor) and value.ndim == 0 and not value.is_complex()):
-        with contextlib.suppress(TypeError, ValueError, RuntimeError):
-            return msgspec.msgpack.Ext(_NUMBER, _FLOAT.pack(float(value)) + packed)
-    return msgspec.msgpack.Ext(_PICKLED, packed)
-
-
-def _unpickled(code: int, data: memoryview) -> Any:
-    if code == _NUMBER:
-        return pickle.loads(data[_FLOAT.size :])
-    return pickle.loads(data) if code == _PICKLED else msgspec.msgpack.Ext(code, bytes(data))
-
-
-_tag_encoder = msgspec.msgpack.Encoder(enc_hook=_pickled)
-_tag_decoder = msgspec.msgpack.Decoder(ext_hook=_unpickled)
-
-
-def _encode_tags(tags: Sequence[Mapping[Any, Any]] | None, op: str) -> bytes | None:
-    if tags is None:
-        return None
-    if set(map(type, tags)) != {dict}:
-        for i, tag in enumerate(tags):
-            if not isinstance(tag, Mapping):
-                raise WrongTypeError(f"tags[{i}]: got {type(tag).__name__}, want a dict", op)
     try:
-        return _tag_encoder.encode(tags)
-    except (OverflowError, TypeError, ValueError, RecursionError):
-        return _tag_encoder.encode([{key: _safe(value) for key, value in tag.items()} for tag in tags])
-
-
-def _safe(value: Any) -> Any:
-    try:
-        _tag_encoder.encode(value)
-    except (OverflowError, TypeError, ValueError, RecursionError):
-        return _pickled(value)
-    return value
-
-
-def _decode_tags(raw: bytes | None, count: int) -> list[dict[str, Any]]:
-    if raw is None:
-        return [{} for _ in range(count)]
-    tags: list[dict[str, Any]] = _tag_decoder.decode(raw)
-    return tags if None not in tags else [tag or {} for tag in tags]
+        indexes = encode_ints(metadata.global_indexes)
+    except (TypeError, OverflowError) as error:
+        raise InvalidArgumentError(f"metadata: global_indexes are no list of whole numbers: {error}") from None
+    return [indexes, metadata._generations.tobytes()]
 
 
 def _put_call(
@@ -218,7 +168,7 @@ def _kv_result(keys: list[str], partition: str) -> Callable[[Reply], KVBatchMeta
     def read(reply: Reply) -> KVBatchMeta:
         _, _, fields, tags, *_ = _result(reply)
         return KVBatchMeta._from_parts(
-            keys, _decode_tags(tags, len(keys)), partition, decode(fields) if fields else [], {}
+            keys, _tags.decode(tags, len(keys)), partition, decode(fields) if fields else [], {}
         )
 
     return read
@@ -246,7 +196,7 @@ def kv_put(
         _kv_result(keys, partition_id),
         timeout,
         keys=keys,
-        tags=None if tag is None else _encode_tags([tag], "kv_put"),
+        tags=None if tag is None else _tags.encode([tag], "kv_put"),
         function=_parser(data_parser, "kv_put") if packed else None,
     )
 
@@ -267,6 +217,7 @@ def kv_batch_put(
     packed = None
     if fields is not None:
         packed = _table(fields, len(listed), op)
+    tags = _tags.listed(tags, op)
     if tags is not None and len(tags) != len(listed):
         raise InvalidArgumentError(f"tags: got {len(tags)}, want one for each of {len(listed)} keys", op)
     return _put_call(
@@ -276,7 +227,7 @@ def kv_batch_put(
         _kv_result(listed, partition_id),
         timeout,
         keys=listed,
-        tags=_encode_tags(tags, op),
+        tags=_tags.encode(tags, op),
         function=_parser(data_parser, op) if packed else None,
     )
 
@@ -403,7 +354,7 @@ def put(
         read,
         timeout,
         samples=_samples(metadata),
-        tags=_encode_tags(tags, op) if tags and any(tags) else None,
+        tags=_tags.encode(tags, op) if tags and any(tags) else None,
         function=function,
         last=bool(is_last),
     )
@@ -441,7 +392,7 @@ def _insert(
         stored = None if tags is None else [dict(tag) for tag in tags]
         return BatchMeta._from_reply(indexes, generations, partition, described, None, stored)
 
-    encoded = _encode_tags(tags, "put") if tags and any(tags) else None
+    encoded = _tags.encode(tags, "put") if tags and any(tags) else None
     return _put_call(
         session, partition, packed, read, timeout, insert=packed.rows, tags=encoded, function=function, last=last
     )
@@ -561,15 +512,6 @@ def clear_partition(session: Session, partition_id: Any, timeout: float | None) 
     return Call(Op.CLEAR_PARTITION, body, no_result, timeout=seconds(timeout, session.timeout_s))
 
 
-def _tag_filter(tags: Any, op: str) -> bytes | None:
-    if tags is None:
-        return None
-    if not isinstance(tags, Mapping):
-        raise WrongTypeError(f"tags: got {type(tags).__name__}, want a dict", op)
-    encoded = _encode_tags([dict(tags)], op)
-    return None if encoded is None else encoded[1:]  # the one element of a list, behind its header
-
-
 def kv_list(
     session: Session,
     partition_id: Any,
@@ -585,7 +527,7 @@ def kv_list(
             None if partition_id is None else _name("partition_id", partition_id),
             None if keys is None else encode(_key_list(keys, op)),
             "" if prefix is None else _name("prefix", prefix),
-            _tag_filter(tags, op),
+            _tags.encode_filter(tags, op),
             _strings(_field_list(with_fields, op, "with_fields")),
         ]
     )
@@ -594,7 +536,7 @@ def kv_list(
         listed = {}
         for name, raw_keys, raw_tags in decode(reply.body)[0] or []:
             names = decode(raw_keys) if raw_keys else []
-            listed[name] = dict(zip(names, _decode_tags(raw_tags, len(names)), strict=True))
+            listed[name] = dict(zip(names, _tags.decode(raw_tags, len(names)), strict=True))
         return listed
 
     return Call(Op.LIST, body, read, timeout=seconds(timeout, session.timeout_s))
@@ -606,18 +548,19 @@ def kv_wait(
     op = "kv_wait"
     partition = _name("partition_id", partition_id)
     listed = None if keys is None else _some_keys(keys, op)
-    if count is not None and (isinstance(count, bool) or not isinstance(count, int)):
+    if count is not None and (isinstance(count, bool) or not hasattr(count, "__index__")):
         raise WrongTypeError(f"count: got {type(count).__name__}, want an int", op)
     if listed is None and (count is None or count < 1):
         raise InvalidArgumentError(f"count {count}: give keys, or a count of at least 1", op)
+    most = 0 if count is None else whole_number(count, "count", op, least=0)
     names = _strings(_field_list(fields, op))
-    body = encode([partition, _strings(listed), names, count or 0, _tag_filter(tags, op)])
+    body = encode([partition, _strings(listed), names, most, _tags.encode_filter(tags, op)])
 
     def read(reply: Reply) -> KVBatchMeta:
         raw_keys, raw_tags, raw_fields = decode(reply.body)
         met = decode(raw_keys) if raw_keys else []
         held = decode(raw_fields) if raw_fields else []
-        return KVBatchMeta._from_parts(met, _decode_tags(raw_tags, len(met)), partition, held, {})
+        return KVBatchMeta._from_parts(met, _tags.decode(raw_tags, len(met)), partition, held, {})
 
     return Call(Op.WAIT, body, read, timeout=seconds(timeout, session.timeout_s))
 
@@ -630,7 +573,7 @@ def watch_open(session: Session, partition_id: Any) -> Call[int]:
 def watch_next(watch: int, timeout: float) -> Call[list[tuple[str, str, list[str] | None, dict[str, Any] | None]]]:
     def read(reply: Reply) -> list[Any]:
         return [
-            (kind, key, decode(fields) if fields else None, _tag_decoder.decode(tags) if tags else None)
+            (kind, key, decode(fields) if fields else None, _tags.decode_one(tags) if tags else None)
             for kind, key, fields, tags in decode(reply.body)[0] or []
         ]
 
@@ -652,7 +595,7 @@ def _read_meta(partition: str) -> Callable[[Reply], BatchMeta]:
             return empty
         described = [FieldSchema.from_wire(column) for column in columns or []]
         return BatchMeta._from_reply(
-            indexes, generations, partition, described, status, _decode_tags(tags, count) if tags else None
+            indexes, generations, partition, described, status, _tags.decode(tags, count) if tags else None
         )
 
     return read
@@ -675,14 +618,12 @@ def get_meta(
         sampling_config, batch_size = {**(sampling_config or {}), "token_budget": token_budget}, batch_size or 1
     if mode not in ("insert", "fetch", "force_fetch"):
         raise InvalidArgumentError(f"mode {mode!r}: want 'insert', 'fetch' or 'force_fetch'", op)
-    if mode != "force_fetch" and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
-        raise InvalidArgumentError(f"batch_size {batch_size!r}: want a whole number of at least 1", op)
+    size = 0 if mode == "force_fetch" else whole_number(batch_size, "batch_size", op)
     if mode == "fetch" and not isinstance(task_name, str):
         raise InvalidArgumentError(f"task_name {task_name!r}: want the name of the consuming task", op)
     partition = _name("partition_id", partition_id)
     if isinstance(task_name, str):
         _refuse_surrogates("task_name", [task_name], op)
-    size = batch_size if mode != "force_fetch" else 0
     sampling = _sampling(sampling_config, op)
     body = encode([partition, mode, _strings(fields or []), size, task_name or "", sampling])
     limit = fetch_seconds(timeout) if mode == "fetch" else seconds(timeout, session.timeout_s)
@@ -700,12 +641,12 @@ def _sampling(config: Any, op: str) -> bytes | None:
         value = plain.get(name)
         if isinstance(value, np.generic) or (isinstance(value, torch.Tensor) and value.numel() == 1):
             plain[name] = value.item()
-    return _tag_encoder.encode(plain)
+    return _tags.encode_map(plain, "sampling_config", op)
 
 
 def decode_sampling(raw: bytes | None) -> dict[str, Any]:
     """The arguments of the sampler; tuples come as lists, but for the batch number, which must stay hashable."""
-    decoded: dict[str, Any] = _tag_decoder.decode(raw) if raw else {}
+    decoded = _tags.decode_one(raw)
     if isinstance(decoded.get("batch_index"), list):
         decoded["batch_index"] = tuple(decoded["batch_index"])
     return decoded
@@ -715,7 +656,7 @@ def tags_by_index(reply: Reply) -> dict[int, dict[str, Any]]:
     """The tags of all samples of a metadata reply."""
     indexes, _, _, _, tags, *_ = decode(reply.body)
     listed = decode_ints(indexes)
-    return dict(zip(listed, _decode_tags(tags, len(listed)), strict=True))
+    return dict(zip(listed, _tags.decode(tags, len(listed)), strict=True))
 
 
 def register_sampler(session: Session, sampler_or_class: Any, timeout: float | None) -> Call[None]:
@@ -773,7 +714,7 @@ def kv_retrieve_keys(
 
 
 def set_custom_meta(session: Session, metadata: BatchMeta, timeout: float | None) -> Call[None]:
-    tags = _encode_tags(metadata.custom_meta, "set_custom_meta")
+    tags = _tags.encode(metadata.custom_meta, "set_custom_meta")
     body = encode([metadata.partition_ids[0], _samples(metadata), tags])
     return Call(Op.SET_TAGS, body, no_result, timeout=seconds(timeout, session.timeout_s))
 

@@ -19,6 +19,7 @@ from typing import Any
 from transfer_queue import _calls, _lib, _metrics, config, sampler
 from transfer_queue._controller_requests import packed_config
 from transfer_queue._jobs import Workers
+from transfer_queue._whole_numbers import MOST
 from transfer_queue.errors import (
     InvalidArgumentError,
     InvalidStateError,
@@ -193,7 +194,7 @@ def _options(conf: Any, mode: str) -> dict[str, Any]:
 
 def _pre_allocate() -> int:
     text = os.environ.get("TQ_PRE_ALLOC_SAMPLE_NUM", "1")
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or not 1 <= int(text) <= MOST:
         raise InvalidArgumentError(f"TQ_PRE_ALLOC_SAMPLE_NUM={text!r}: want a whole number of at least 1", "init")
     return int(text)
 

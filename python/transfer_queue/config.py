@@ -15,6 +15,9 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from transfer_queue._environment import MOST_SECONDS
+from transfer_queue._whole_numbers import MOST
+
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
@@ -172,6 +175,8 @@ def _whole(least: int, most: int | None = None) -> _Check:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < least or (most and value > most):
             raise ValueError(want)
+        if value > MOST:
+            raise ValueError(f"{want} that fits into 64 bits")
         return value
 
     return check
@@ -184,6 +189,12 @@ def _number(want: str, fits: Callable[[float], bool]) -> _Check:
         return value
 
     return check
+
+
+def _seconds(want: str, fits: Callable[[float], bool]) -> _Check:
+    """A number of seconds; a very long time is as good as for ever."""
+    check = _number(want, fits)
+    return lambda value: min(check(value), MOST_SECONDS)
 
 
 def _choice(*values: str) -> _Check:
@@ -252,10 +263,10 @@ _port = _whole(0, 65535)
 _KNOWN: dict[str, _Check] = {
     "runtime": _choice("auto", "embedded", "attach", "ray"),
     "namespace": _namespace,
-    "client.timeout_s": _number("a number above 0", lambda seconds: seconds > 0),
+    "client.timeout_s": _seconds("a number above 0", lambda seconds: seconds > 0),
     "client.layout": _choice("jagged", "dense"),
     "controller.polling_mode": _flag,
-    "controller.sampler_timeout_s": _number("a number above 0", lambda seconds: seconds > 0),
+    "controller.sampler_timeout_s": _seconds("a number above 0", lambda seconds: seconds > 0),
     "metrics.enabled": _flag,
     "metrics.port": _port,
     "metrics.host": _or_null(_name),
@@ -270,7 +281,7 @@ _BACKENDS: dict[str, dict[str, _Check]] = {
         "required_node_resource": _or_null(_name),
         "memory_limit_bytes": _or_null(_whole(1)),
         "disk_limit_bytes": _or_null(_whole(1)),
-        "put_wait_s": _number("a number of at least 0", lambda seconds: seconds >= 0),
+        "put_wait_s": _seconds("a number of at least 0", lambda seconds: seconds >= 0),
         "high_watermark": _share,
         "low_watermark": _share,
         "ssd_offload.enabled": _flag,
@@ -367,5 +378,5 @@ def _check_keys(conf: DictConfig, prefix: str, checks: Mapping[str, _Check]) -> 
             value = check(got)
         except ValueError as want:
             raise _wrong(key, got, str(want)) from None
-        if type(value) is not type(got):
+        if type(value) is not type(got) or value != got:
             OmegaConf.update(conf, key, value)
