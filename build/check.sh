@@ -34,9 +34,14 @@ lint_go() {
     GOLANGCI_LINT_CACHE=$CACHE/lint "$lint" run --allow-parallel-runners ./...
 }
 
+banners() {
+    ! git grep -nE '^[[:space:]]*(#|//) ?[-=#*]{4,}' -- '*.py' '*.go' '*.sh'
+}
+
 step gofmt format_go
 step vet go vet ./...
 step golangci-lint lint_go
+step banners banners
 step ruff "$PY" -m ruff check .
 step "ruff format" "$PY" -m ruff format --check .
 step mypy "$PY" -m mypy

@@ -101,8 +101,6 @@ func TestReadyIsAscendingAndHasTags(t *testing.T) {
 	require.Equal(t, tags, v.Tags(1))
 }
 
-// ---- status ---------------------------------------------------------------------------------------------------------
-
 func TestProductionHasAColumnPerFieldInRegistrationOrder(t *testing.T) {
 	f := newFixture(t, Options{})
 	f.insert("p", 3, "zeta")

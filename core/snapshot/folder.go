@@ -207,21 +207,27 @@ func Repair(f vfs.FS, target string) error {
 	return vfs.Wrap(f.RemoveAll(old))
 }
 
-// ReplaceFile writes a file under another name beside its place and then puts it there.
+// ReplaceFile writes a file in a folder beside its place and then puts it there. The folder is locked while this process
+// writes, so that what a dead one has left behind is known as such; the next one that replaces the file removes it.
 func ReplaceFile(f vfs.FS, path string, write func(path string) error) error {
 	if err := f.MkdirAll(filepath.Dir(path)); err != nil {
 		return vfs.Wrap(err)
 	}
-	var id [6]byte
-	_, _ = rand.Read(id[:])
-	temporary := beside(path, "save-"+hex.EncodeToString(id[:]))
+	s := &Staging{fs: f, Target: path}
+	if err := s.sweep(); err != nil {
+		return err
+	}
+	if err := s.make(); err != nil {
+		return err
+	}
+	temporary := filepath.Join(s.Dir, filepath.Base(path))
 	err := write(temporary)
 	if err == nil {
 		if err = vfs.Wrap(f.Rename(temporary, path)); tqerr.CodeOf(err) == tqerr.FileExists {
 			err = vfs.Wrap(f.Exchange(temporary, path))
 		}
 	}
-	if left := f.RemoveAll(temporary); err == nil {
+	if left := s.Close(); err == nil {
 		err = left
 	}
 	if err == nil {

@@ -183,3 +183,41 @@ func TestReplaceFile(t *testing.T) {
 	require.EqualError(t, ReplaceFile(vfs.OS{}, path, func(string) error { return tqerr.New(tqerr.IO, "full") }), "full")
 	alone(t, path)
 }
+
+func TestReplaceFileRemovesWhatADeadProcessLeft(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f")
+	for range 2 {
+		left := &Staging{fs: vfs.OS{}, Target: path}
+		require.NoError(t, left.make())
+		require.NoError(t, WriteText(vfs.OS{}, filepath.Join(left.Dir, "f"), "half"))
+		require.NoError(t, left.lock.Close(), "the lock ends with its process")
+	}
+	alive := &Staging{fs: vfs.OS{}, Target: path}
+	require.NoError(t, alive.make())
+	require.NoError(t, ReplaceFile(vfs.OS{}, path, func(path string) error { return WriteText(vfs.OS{}, path, "whole") }))
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, "whole", string(text))
+	require.DirExists(t, alive.Dir, "somebody who lives writes there")
+	require.NoError(t, alive.Close())
+	alone(t, path)
+}
+
+func TestReplaceFileLeavesTheOldOrTheNewWhenACallFails(t *testing.T) {
+	boom := errors.New("boom")
+	for at := 0; ; at++ {
+		path := filepath.Join(t.TempDir(), "f")
+		require.NoError(t, ReplaceFile(vfs.OS{}, path, func(path string) error { return WriteText(vfs.OS{}, path, "old") }))
+		failing := &vfs.Failing{FS: vfs.OS{}, At: at, Err: boom}
+		err := ReplaceFile(failing, path, func(path string) error { return WriteText(failing, path, "new") })
+		if !failing.Failed() {
+			require.NoError(t, err)
+			return
+		}
+		text, readErr := os.ReadFile(path)
+		require.NoError(t, readErr)
+		require.Contains(t, []string{"old", "new"}, string(text), "call %d", at)
+		require.NoError(t, ReplaceFile(vfs.OS{}, path, func(path string) error { return WriteText(vfs.OS{}, path, "next") }))
+		alone(t, path)
+	}
+}

@@ -13,7 +13,7 @@ from transfer_queue._field_schema import FieldSchema
 from transfer_queue._ops import Op
 from transfer_queue._requests import _name
 
-__all__ = ["FieldMetadata", "PartitionSnapshot", "snapshot"]
+__all__ = ["FieldMetadata", "PartitionSnapshot", "empty", "snapshot"]
 
 
 @dataclass
@@ -105,6 +105,11 @@ def snapshot(partition_id: Any, timeout: float) -> Call[PartitionSnapshot | None
         return _read(partition, *rest) if known else None
 
     return Call(Op.SNAPSHOT, _calls.encode([partition]), read, timeout=timeout)
+
+
+def empty(partition: str) -> PartitionSnapshot:
+    """A partition with nothing in it, as one that was cleared."""
+    return _read(partition, [b"", b""], None, b"", b"", b"", None, None)
 
 
 def _read(

@@ -169,9 +169,6 @@ def close() -> None:
         known.end()
 
 
-# ---- how it is done -------------------------------------------------------------------------------------------------
-
-
 class _Patience:
     """The time that an opening may take."""
 

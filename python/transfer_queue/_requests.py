@@ -33,9 +33,6 @@ _VIEWS, _DENSE = 1, 2
 _LAYOUTS = ("jagged", "dense")
 
 
-# ---- arguments ------------------------------------------------------------------------------------------------------
-
-
 def seconds(timeout: float | None, default: float) -> float:
     """The timeout of a call in seconds."""
     if timeout is None:
@@ -135,9 +132,6 @@ def _samples(metadata: BatchMeta) -> list[bytes]:
     except (TypeError, OverflowError) as error:
         raise InvalidArgumentError(f"metadata: global_indexes are no list of whole numbers: {error}") from None
     return [indexes, metadata._generations.tobytes()]
-
-
-# ---- put and update -------------------------------------------------------------------------------------------------
 
 
 def _put_call(
@@ -426,9 +420,6 @@ def update(session: Session, metadata: BatchMeta, values: Any, merge_fn: Any, ti
     )
 
 
-# ---- get ------------------------------------------------------------------------------------------------------------
-
-
 def _read_table(reply: Reply) -> TensorDict:
     (names,) = decode(reply.body)
     return _results.build(decode(names), reply.columns, reply.rows, _lib.library().tq_release)
@@ -501,9 +492,6 @@ def get_data(
     return _get_call(
         session, partition, None, _samples(metadata), metadata.field_names, timeout, layout=layout, copy=copy
     )
-
-
-# ---- clear, list, wait, watch ---------------------------------------------------------------------------------------
 
 
 def kv_clear(session: Session, keys: Any, partition_id: Any, fields: Any, timeout: float | None) -> Call[None]:
@@ -596,9 +584,6 @@ def watch_close(session: Session, watch: int) -> Call[None]:
     return Call(Op.WATCH_CLOSE, encode([watch]), no_result, timeout=session.timeout_s)
 
 
-# ---- metadata -------------------------------------------------------------------------------------------------------
-
-
 def _read_meta(partition: str) -> Callable[[Reply], BatchMeta]:
     def read(reply: Reply) -> BatchMeta:
         indexes, generations, columns, status, tags, end, *_ = decode(reply.body)
@@ -682,16 +667,18 @@ def register_sampler(session: Session, sampler_or_class: Any, timeout: float | N
     return Call(Op.REGISTER_SAMPLER, body, no_result, timeout=seconds(timeout, session.timeout_s))
 
 
-def stream(session: Session, partition_id: Any, task_name: Any, timeout: float | None) -> Call[tuple[bool, bool]]:
-    """Whether production is complete, and whether the task has consumed everything then."""
+def production_completed(session: Session, partition_id: Any, timeout: float | None) -> Call[bool]:
+    """Whether production is complete."""
+    body = encode([_name("partition_id", partition_id), ""])
+    return Call(Op.STREAM, body, lambda reply: decode(reply.body)[0], timeout=seconds(timeout, session.timeout_s))
 
-    def read(reply: Reply) -> tuple[bool, bool]:
-        completed, drained, *_ = decode(reply.body)
-        return completed, drained
 
-    task = "" if task_name is None else _name("task_name", task_name)
-    body = encode([_name("partition_id", partition_id), task])
-    return Call(Op.STREAM, body, read, timeout=seconds(timeout, session.timeout_s))
+def stream_drained(session: Session, task_name: Any, partition_id: Any, timeout: float | None) -> Call[bool]:
+    """Whether production is complete and the task has consumed everything."""
+    if not _name("task_name", task_name):
+        raise InvalidArgumentError("task_name '': want the name of the consuming task", "check_stream_drained")
+    body = encode([_name("partition_id", partition_id), task_name])
+    return Call(Op.STREAM, body, lambda reply: decode(reply.body)[1], timeout=seconds(timeout, session.timeout_s))
 
 
 def kv_retrieve_meta(
@@ -730,9 +717,6 @@ def set_custom_meta(session: Session, metadata: BatchMeta, timeout: float | None
     tags = _tags.encode(metadata.custom_meta, "set_custom_meta")
     body = encode([metadata.partition_ids[0], _samples(metadata), tags])
     return Call(Op.SET_TAGS, body, no_result, timeout=seconds(timeout, session.timeout_s))
-
-
-# ---- status ---------------------------------------------------------------------------------------------------------
 
 
 def consumption(

@@ -13,7 +13,7 @@ import os
 import pickle
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from transfer_queue import _calls, _lib, _metrics, config, sampler
@@ -242,7 +242,8 @@ def _refuse_what_is_missing(conf: Any) -> None:
     }
     backend = conf["backend"].get("storage_backend")
     if backend not in conf["backend"]:
-        text = f"config: backend.storage_backend: got {backend!r}, but there is no section backend.{backend}"
+        have = ", ".join(repr(name) for name in conf["backend"] if name != "storage_backend")
+        text = f"config: backend.storage_backend: got {backend!r}, want the name of a section of backend: {have}"
         raise InvalidArgumentError(text, "init")
     if backend != "SimpleStorage":
         asked[f"backend.storage_backend: {backend}"] = True
@@ -374,19 +375,30 @@ def current(op: str = "", timeout: float | None = None) -> Session:
     with _lock:
         if has_session():
             return _here()
-        forked = _place.get("pid", os.getpid()) != os.getpid()
-        if forked and "info" in _place:
-            return enter(_place["info"], timeout)
-        conf = config.load(None)
-        if "namespace" in _place:
-            conf["namespace"] = _place["namespace"]
-        if isinstance(timeout, int | float):
-            conf["client"]["timeout_s"] = min(max(timeout, _LEAST_ATTACH_S), conf["client"]["timeout_s"])
         try:
-            return _attached(conf, _place["dir"] if forked else None)
+            session = _found(timeout)
         except TransferQueueError as error:
             error.op = error.op or op
             raise
+        for joined in on_join:
+            joined(session)
+        return session
+
+
+on_join: list[Callable[[Session], None]] = []  # told of a session that this process has joined without being asked to
+
+
+def _found(timeout: float | None) -> Session:
+    """The session where this process, or the one it was forked from, looked last; else the running one of this host."""
+    forked = _place.get("pid", os.getpid()) != os.getpid()
+    if forked and "info" in _place:
+        return enter(_place["info"], timeout)
+    conf = config.load(None)
+    if "namespace" in _place:
+        conf["namespace"] = _place["namespace"]
+    if isinstance(timeout, int | float):
+        conf["client"]["timeout_s"] = min(max(timeout, _LEAST_ATTACH_S), conf["client"]["timeout_s"])
+    return _attached(conf, _place["dir"] if forked else None)
 
 
 def _attached(conf: Any, folder: str | None) -> Session:

@@ -96,6 +96,7 @@ class AsyncTransferQueueClient:
 
         Raises:
             UnknownManagerError: no storage manager has that name (an AssertionError and a ValueError).
+            UnimplementedError: it is one of the user's own, for another store (a NotImplementedError).
             InvalidArgumentError: the section has no addresses of units (a ValueError).
         """
         self.storage_manager = managers.initialized(self._session(), manager_type, config)
@@ -105,8 +106,6 @@ class AsyncTransferQueueClient:
 
     async def _await(self, call: Call[_T]) -> _T:
         return await _calls.run_async(self._session().handle, call)
-
-    # ---- rows -------------------------------------------------------------------------------------------------------
 
     async def async_get_meta(
         self,
@@ -226,8 +225,6 @@ class AsyncTransferQueueClient:
         """Remove a partition with all its samples; one that does not exist is ignored."""
         await self._await(_requests.clear_partition(self._session(timeout), partition_id, timeout))
 
-    # ---- keys and tags ----------------------------------------------------------------------------------------------
-
     async def async_kv_retrieve_meta(
         self, keys: str | list[str], partition_id: str, create: bool = False, timeout: float | None = None
     ) -> BatchMeta:
@@ -262,8 +259,6 @@ class AsyncTransferQueueClient:
             for part in _by_partition(metadata):
                 await self._await(_requests.set_custom_meta(self._session(timeout), part, timeout))
 
-    # ---- status -----------------------------------------------------------------------------------------------------
-
     async def async_get_consumption_status(
         self, task_name: str, partition_id: str, timeout: float | None = None
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -296,12 +291,15 @@ class AsyncTransferQueueClient:
 
     async def async_check_production_completed(self, partition_id: str, timeout: float | None = None) -> bool:
         """Whether a ``put(..., is_last=True)`` has declared the production of a partition complete."""
-        return (await self._await(_requests.stream(self._session(timeout), partition_id, None, timeout)))[0]
+        return await self._await(_requests.production_completed(self._session(timeout), partition_id, timeout))
 
     async def async_check_stream_drained(self, task_name: str, partition_id: str, timeout: float | None = None) -> bool:
-        """Whether production is complete and the task has consumed every sample; False for an unknown partition."""
-        session = self._session(timeout)
-        return (await self._await(_requests.stream(session, partition_id, task_name, timeout)))[1]
+        """Whether production is complete and the task has consumed every sample; False for an unknown partition.
+
+        Raises:
+            WrongTypeError: no task is named (a TypeError): a wait for the end of nobody would have none.
+        """
+        return await self._await(_requests.stream_drained(self._session(timeout), task_name, partition_id, timeout))
 
     async def async_reset_consumption(
         self, partition_id: str, task_name: str | None = None, timeout: float | None = None
@@ -317,8 +315,6 @@ class AsyncTransferQueueClient:
     async def async_list_units(self, timeout: float | None = None) -> list[UnitInfo]:
         """The storage units of the session."""
         return unit_infos(await self._await(_requests.units(self._session(timeout), timeout)))
-
-    # ---- checkpoints ------------------------------------------------------------------------------------------------
 
     async def async_save_controller_checkpoint(self, path: Any, timeout: float | None = None) -> None:
         """Save partitions, keys, tags, consumption and sampler to a file, without values; see ``save_checkpoint``."""

@@ -7,6 +7,7 @@ that is known and wrong is refused with its full name, before anything starts.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["defaults", "load"]
 
+_CHOICE = "storage_backend"
 _MISSING = "???"  # how OmegaConf writes a value that is still to be given
 
 # Returns the value to store, or raises ValueError with what is wanted.
@@ -52,7 +54,8 @@ def load(conf: Any = None) -> DictConfig:
         A config that may hold objects, such as a sampler, and pickles when they do.
 
     Raises:
-        ValueError: a known key has a wrong value; the text has the dotted key, the value and what is wanted.
+        ValueError: a known key has a wrong value, and the text has the dotted key, the value and what is wanted; or the
+            sections of the backends contradict each other.
 
     Example:
         >>> load({"client": {"layout": "dense"}}).client.layout
@@ -61,13 +64,12 @@ def load(conf: Any = None) -> DictConfig:
     # Loaded late: it costs more time than the rest of the package without torch.
     from omegaconf import OmegaConf
 
-    merged = _merge(defaults(), _mapping_of(conf), "")
+    given = _mapping_of(conf)
+    merged = _merge(defaults(), given, "")
+    _check_sections(given.get("backend"), merged["backend"])
     out: DictConfig = OmegaConf.create(_guarded(merged), flags={"allow_objects": True})
     _check(out)
     return out
-
-
-# ---- reading what the user gave -------------------------------------------------------------------------------------
 
 
 def _mapping_of(conf: Any) -> Mapping[str, Any]:
@@ -152,9 +154,6 @@ def _guarded(value: Any) -> Any:
     if isinstance(value, type) or dataclasses.is_dataclass(value) or hasattr(value, "__attrs_attrs__"):
         return AnyNode(value, flags={"allow_objects": True})
     return value
-
-
-# ---- checking -------------------------------------------------------------------------------------------------------
 
 
 def _wrong(key: str, got: Any, want: str) -> ValueError:
@@ -326,6 +325,25 @@ _OFFLOAD: dict[str, _Check] = {
     "threshold_bytes": _threshold,
     "glibc_mmap_threshold_bytes": _or_null(_whole(1)),
 }
+
+
+def _check_sections(given: Any, merged: Mapping[str, Any]) -> None:
+    """Refuses what is given for backends when it leaves open, or says wrongly, which one is wanted."""
+    if not hasattr(given, "items"):
+        return
+    known = {name: section for name, section in defaults()["backend"].items() if name != _CHOICE}
+    for name in set(merged) - set(known) - {_CHOICE}:
+        likely = difflib.get_close_matches(str(name).lower(), [*map(str.lower, known), _CHOICE], n=1, cutoff=0.8)
+        if likely:
+            meant = next(right for right in [*known, _CHOICE] if right.lower() == likely[0])
+            raise ValueError(f"config: backend.{name}: nothing is called so, want {meant!r}")
+    if given.get(_CHOICE) not in (None, _MISSING):
+        return
+    chosen = merged[_CHOICE]
+    changed = [name for name, section in known.items() if merged[name] != section]
+    if changed and chosen not in changed:
+        names = " and ".join(f"backend.{name}" for name in changed)
+        raise ValueError(f"config: {names}: given without backend.{_CHOICE}, which is {chosen!r} then; give it too")
 
 
 def _check(conf: DictConfig) -> None:

@@ -41,9 +41,6 @@ _TQ_CONTROLLER: Any = None
 _TQ_STORAGE: Any = None
 
 
-# ---- session --------------------------------------------------------------------------------------------------------
-
-
 def init(conf: Any = None) -> Any:
     """Start a session, or join the one that runs on this host.
 
@@ -68,19 +65,27 @@ def init(conf: Any = None) -> Any:
         1
         >>> tq.close()
     """
-    global _TQ_CLIENT, _TQ_CONTROLLER, _TQ_STORAGE
     effective = config.load(conf)
     sampler.resolve(effective["controller"]["sampler"])
     _ray.forget_stale()
     if _session.forget_lost():
         _TQ_CLIENT = None
     session = _session.open_session(effective)
+    _remember(session)
+    return session.config
+
+
+def _remember(session: _session.Session) -> None:
+    """Keep the handles of the session of this process, whether ``init`` or another call has joined it."""
+    global _TQ_CLIENT, _TQ_CONTROLLER, _TQ_STORAGE
     actors = _ray.actors()
     _TQ_CONTROLLER = actors.controller if actors is not None else session.info
     _TQ_STORAGE = (actors.units or None) if actors is not None else None
-    if _TQ_CLIENT is None:
+    if _TQ_CLIENT is None or _TQ_CLIENT.controller_info != session.info:
         _TQ_CLIENT = _new_client(session)
-    return session.config
+
+
+_session.on_join.append(_remember)
 
 
 def _new_client(session: _session.Session) -> TransferQueueClient:
@@ -144,9 +149,6 @@ async def async_list_units(timeout: float | None = None) -> list[UnitInfo]:
     """Async twin of `list_units`."""
     session = _session.current("list_units", timeout)
     return unit_infos(await _calls.run_async(session.handle, _requests.units(session, timeout)))
-
-
-# ---- put ------------------------------------------------------------------------------------------------------------
 
 
 def kv_put(
@@ -261,9 +263,6 @@ async def async_kv_batch_put(
     return await _calls.run_async(session.handle, call)
 
 
-# ---- update ---------------------------------------------------------------------------------------------------------
-
-
 def kv_update(
     key: str, partition_id: str, fields: Mapping[str, Any], merge_fn: MergeFn, timeout: float | None = None
 ) -> KVBatchMeta:
@@ -336,9 +335,6 @@ async def async_kv_batch_update(
     session = _session.current("kv_batch_update", timeout)
     call = _requests.kv_batch_update(session, keys, partition_id, fields, merge_fn, timeout)
     return await _calls.run_async(session.handle, call)
-
-
-# ---- get ------------------------------------------------------------------------------------------------------------
 
 
 def kv_batch_get(
@@ -439,9 +435,6 @@ async def async_kv_batch_get_by_meta(
     return await _calls.run_async(session.handle, call)
 
 
-# ---- list and clear -------------------------------------------------------------------------------------------------
-
-
 def kv_list(
     partition_id: str | None = None,
     keys: str | Sequence[str] | None = None,
@@ -525,9 +518,6 @@ async def async_kv_clear(
     """Async twin of `kv_clear`."""
     session = _session.current("kv_clear", timeout)
     await _calls.run_async(session.handle, _requests.kv_clear(session, keys, partition_id, fields, timeout))
-
-
-# ---- wait and watch -------------------------------------------------------------------------------------------------
 
 
 def kv_wait(

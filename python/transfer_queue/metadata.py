@@ -238,8 +238,6 @@ class BatchMeta:
         made._tags = tags if tags and any(tags) else None
         return made
 
-    # ---- what it is -------------------------------------------------------------------------------------------------
-
     @property
     def size(self) -> int:
         """Number of samples."""
@@ -327,8 +325,6 @@ class BatchMeta:
             f"global_indexes=[{shown}], extra_info={self.extra_info})"
         )
 
-    # ---- fields -----------------------------------------------------------------------------------------------------
-
     def add_fields(self, tensor_dict: TensorDictBase, set_all_ready: bool = True) -> BatchMeta:
         """Adds the fields of a TensorDict in place, described by its values.
 
@@ -383,8 +379,6 @@ class BatchMeta:
     def _refresh_ready(self) -> None:
         self._ready = bool(self.global_indexes) and bool((self.production_status == 1).all())
 
-    # ---- extra_info and tags ----------------------------------------------------------------------------------------
-
     def get_extra_info(self, key: str, default: Any = None) -> Any:
         """The value of ``key``, or ``default``."""
         return self.extra_info.get(key, default)
@@ -435,8 +429,6 @@ class BatchMeta:
     def clear_custom_meta(self) -> None:
         """Removes the tags of all samples."""
         self.custom_meta = [{} for _ in self.global_indexes]
-
-    # ---- selection --------------------------------------------------------------------------------------------------
 
     def select_samples(self, sample_indices: Sequence[int]) -> BatchMeta:
         """A batch of the samples at these positions, in this order; repeats are allowed.
@@ -501,8 +493,6 @@ class BatchMeta:
         if self._backend_meta is not None:
             out._backend_meta = list(map(dict.copy, pick.list(self._backend_meta)))
         return out
-
-    # ---- merging ----------------------------------------------------------------------------------------------------
 
     def union(self, other: BatchMeta) -> BatchMeta:
         """Fields of both batches of the same samples; where both have something, ``other`` wins.
@@ -630,8 +620,6 @@ class BatchMeta:
     def empty(cls, extra_info: dict[str, Any] | None = None) -> BatchMeta:
         """A batch without samples."""
         return cls([], [], extra_info=extra_info)
-
-    # ---- pickling ---------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
         return {

@@ -147,6 +147,35 @@ class TestLoad:
             path.write_bytes(content)
         tq.load_checkpoint(tmp_path / "c")
 
+    def test_metadata_that_contradicts_the_rest_is_refused_by_name(self, tq: Any, tmp_path: Path) -> None:
+        tq.kv_batch_put(["a", "b"], "p", _table(x=torch.arange(2)))
+        tq.save_checkpoint(tmp_path / "c", metadata={"loss": float("nan"), "text": 'a "NaN"'})
+        path = tmp_path / "c" / "metadata.json"
+        written = json.loads(path.read_text())
+        assert written["partitions"] == {"p": 2}
+        tq.kv_put("later", "p", {"x": torch.tensor(7)})
+        for change, error, what in [
+            ({"format_version": 2}, tq.errors.VersionMismatchError, "format_version 2"),
+            ({"storage_saved": False}, tq.errors.CorruptionError, "storage_saved"),
+            ({"partitions": {"p": 3}}, tq.errors.CorruptionError, 'partition "p": 3 samples, but 2'),
+            ({"partitions": {"p": 2, "q": 1}}, tq.errors.CorruptionError, 'partition "q"'),
+            ({"partitions": {}}, tq.errors.CorruptionError, 'partition "p"'),
+            ({"user_metadata": 5}, tq.errors.CorruptionError, "user_metadata"),
+        ]:
+            path.write_text(json.dumps({**written, **change}))
+            with pytest.raises(error, match=what) as raised:
+                tq.load_checkpoint(tmp_path / "c")
+            assert str(path) in str(raised.value)
+            assert list(tq.kv_list("p")["p"]) == ["a", "b", "later"]
+        for text in ("", "[]", "{", "no json"):
+            path.write_text(text)
+            with pytest.raises(tq.errors.CorruptionError, match=r"metadata\.json"):
+                tq.load_checkpoint(tmp_path / "c")
+        for kept in ({}, {"user_metadata": {"mine": 1}}, written):
+            path.write_text(json.dumps(kept))
+            tq.load_checkpoint(tmp_path / "c")
+            assert list(tq.kv_list("p")["p"]) == ["a", "b"]
+
     def test_a_checkpoint_of_somebody_else(self, tq: Any, tmp_path: Path) -> None:
         tq.save_checkpoint(tmp_path / "c")
         (tmp_path / "c" / "controller_state.tq").write_bytes(b"\x80\x04K\x01.")

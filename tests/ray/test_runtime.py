@@ -49,6 +49,11 @@ def test_actors_and_tasks_join_by_themselves_and_exchange_data(tq: Any, ray: Any
     assert list(tq.kv_list("p")["p"]) == ["a", "b"]
 
 
+def test_who_joins_by_a_call_has_the_handle_of_the_controller(tq: Any, ray: Any, worker: Any) -> None:
+    tq.kv_put("a", "p", tag={"x": 1})
+    assert ray.get(worker().handles.remote()) == ("ActorHandle", True, True)
+
+
 def test_the_actors_reserve_nothing_and_have_the_names_that_programs_look_for(tq: Any, ray: Any) -> None:
     names = {(actor["namespace"], actor["name"]) for actor in ray.util.list_named_actors(all_namespaces=True)}
     assert ("transfer_queue", "TransferQueueController") in names

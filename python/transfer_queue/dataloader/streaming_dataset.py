@@ -212,8 +212,6 @@ class StreamingDataset(IterableDataset[Any]):
         self.__dict__.update(state)
         self._run = self._alone()
 
-    # ---- replay and partitions --------------------------------------------------------------------------------------
-
     def reset(self) -> None:
         """Begin again: what is in ``buffer`` is replayed from memory, then fetching goes on."""
         self.batch_index = 0
@@ -230,8 +228,6 @@ class StreamingDataset(IterableDataset[Any]):
     def _alone(self, consumed: bool = False) -> Run:
         steps, parent = self._steps, os.getppid() if get_worker_info() else None
         return alone(lambda: self._steps != steps or (parent is not None and os.getppid() != parent), consumed)
-
-    # ---- iteration --------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
         return self._logged(self._pieces() if self._turns is None else self._batches(self._turns))
@@ -294,8 +290,6 @@ class StreamingDataset(IterableDataset[Any]):
 
     def _process(self, batch: Batch) -> Iterable[Any]:
         return self.process_batch_fn(*batch, micro_batch_size=self.micro_batch_size)
-
-    # ---- fetching ---------------------------------------------------------------------------------------------------
 
     def _create_client(self) -> StreamClient:
         return StreamClient(f"streaming-{uuid.uuid4().hex[:8]}", self.controller_info)
