@@ -69,6 +69,16 @@ class TestSave:
             tq.save_checkpoint(tmp_path / "home")
         assert (tmp_path / "home" / "thesis.tex").read_text() == "years of work"
 
+    def test_files_beside_a_checkpoint_are_not_lost_with_it(self, tq: Any, tmp_path: Path) -> None:
+        tq.save_checkpoint(tmp_path / "c", metadata={"n": 1})
+        (tmp_path / "c" / "model.safetensors").write_text("weights")
+        client = tq.get_client()
+        for save in (tq.save_checkpoint, client.save_storage_checkpoint, client.save_controller_checkpoint):
+            with pytest.raises(FileExistsError):
+                save(tmp_path / "c")
+        assert (tmp_path / "c" / "model.safetensors").read_text() == "weights"
+        assert json.loads((tmp_path / "c" / "metadata.json").read_text())["user_metadata"] == {"n": 1}
+
     def test_a_place_that_cannot_be_written(self, tq: Any, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         with pytest.raises(OSError, match="file"):
