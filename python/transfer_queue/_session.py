@@ -434,6 +434,20 @@ def close(join_s: float = _CLOSE_S) -> bool:
         return True
 
 
+def refuse_another(conf: Any) -> None:
+    """Raise when this process has a session and the configuration of its user names another one.
+
+    Raises:
+        InvalidStateError: its namespace is not the one that the session was found in (a RuntimeError).
+    """
+    wanted = conf.get("namespace") if isinstance(conf, Mapping) else getattr(conf, "namespace", None)
+    with _lock:
+        have = _place.get("namespace") if has_session() else None
+    if wanted and have and wanted != have:
+        text = f"this process is in the session of namespace {have!r}, close() it before you want one of {wanted!r}"
+        raise InvalidStateError(text, "init")
+
+
 def forget_lost() -> bool:
     """Leave the session of this process when its owner has died; returns whether it did.
 

@@ -57,6 +57,7 @@ def init(conf: Any = None) -> Any:
     Raises:
         ValueError: a known key has a wrong type or value, or no sampler has the configured name.
         UnavailableError: another process is opening the session and does not finish in time (a ConnectionError).
+        InvalidStateError: this process has a session of another namespace than the one asked for (a RuntimeError).
 
     Example:
         >>> import transfer_queue as tq
@@ -70,6 +71,7 @@ def init(conf: Any = None) -> Any:
     _ray.forget_stale()
     if _session.forget_lost():
         _TQ_CLIENT = None
+    _session.refuse_another(conf)
     session = _session.open_session(effective)
     _remember(session)
     return session.config

@@ -15,8 +15,7 @@ from tensordict import TensorDict
 
 from processes import Nursery, until
 from sessions import workers
-from transfer_queue import errors
-from transfer_queue._register import register_sampler
+from transfer_queue import errors, register_sampler
 from transfer_queue.sampler import (
     BaseSampler,
     GRPOGroupNSampler,
@@ -395,7 +394,7 @@ class TestAtRunTime:
     def test_another_process_registers_its_own(self, tq: Any, nursery: Nursery) -> None:
         def other(line: Any) -> None:
             import transfer_queue as tq
-            from transfer_queue._register import register_sampler
+            from transfer_queue import register_sampler
 
             class EverySecond(tq.BaseSampler):
                 def sample(self, ready_indexes: Any, batch_size: int, *args: Any, **kwargs: Any) -> Any:

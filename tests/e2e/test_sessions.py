@@ -279,6 +279,18 @@ def test_namespaces_and_directories_separate_sessions(nursery: Nursery, tq: Any,
     assert set(nursery.start(other, None, None).result()["p"]) == {"ours", "theirs"}
 
 
+def test_a_process_is_in_one_namespace_at_a_time(tq: Any) -> None:
+    from omegaconf import OmegaConf
+
+    tq.kv_put("a", "p", tag={})
+    for conf in ({"namespace": "other"}, OmegaConf.create({"namespace": "other"})):
+        with pytest.raises(errors.InvalidStateError, match="namespace 'default'.*'other'"):
+            tq.init(conf)
+    for conf in (None, {}, {"namespace": "default"}, tq.init()):
+        tq.init(conf)
+        assert list(tq.kv_list()) == ["p"]
+
+
 def test_files_of_a_session_are_private(tq: Any, runtime_dir: Path) -> None:
     found = {path.suffix: path for path in runtime_dir.iterdir()}
     assert set(found) == {".json", ".lock", ".sock"}
