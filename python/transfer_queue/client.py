@@ -10,6 +10,7 @@ from tensordict import TensorDict
 
 from transfer_queue import _calls, _checkpoints, _requests, _session
 from transfer_queue._calls import Call
+from transfer_queue._whole_numbers import whole_number
 from transfer_queue.errors import InvalidArgumentError, WrongTypeError
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.storage import managers
@@ -82,8 +83,8 @@ class AsyncTransferQueueClient:
         if not isinstance(controller_info, ZMQServerInfo):
             raise WrongTypeError(f"controller_info: got {type(controller_info).__name__}, want a ZMQServerInfo")
         for name, number in (("zmq_io_threads", zmq_io_threads), ("zmq_max_sockets", zmq_max_sockets)):
-            if number is not None and number < 1:
-                raise InvalidArgumentError(f"{name} {number}: want at least 1")
+            if number is not None:
+                whole_number(number, name)
         self.client_id, self.controller_info = client_id, controller_info
         self.storage_manager: Any = None
 

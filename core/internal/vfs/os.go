@@ -21,7 +21,9 @@ func (OS) Create(name string) (File, error) {
 }
 
 // Open implements FS. It does not wait for somebody who writes to a pipe.
-func (OS) Open(name string) (File, error) { return file(os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)) }
+func (OS) Open(name string) (File, error) {
+	return file(os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0))
+}
 
 // file keeps a nil pointer from becoming an interface that is not nil.
 func file(f *os.File, err error) (File, error) {
