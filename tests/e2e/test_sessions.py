@@ -284,7 +284,7 @@ def test_a_process_is_in_one_namespace_at_a_time(tq: Any) -> None:
 
     tq.kv_put("a", "p", tag={})
     for conf in ({"namespace": "other"}, OmegaConf.create({"namespace": "other"})):
-        with pytest.raises(errors.InvalidStateError, match="namespace 'default'.*'other'"):
+        with pytest.raises(errors.InvalidStateError, match=r"namespace 'default'.*'other'"):
             tq.init(conf)
     for conf in (None, {}, {"namespace": "default"}, tq.init()):
         tq.init(conf)
