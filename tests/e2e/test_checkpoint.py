@@ -290,6 +290,11 @@ class TestDump:
         assert tq.load_data_by_key(tmp_path / "d") == {"t": {"only": "tags"}, "a": {"n": 1}}
         assert tq.kv_batch_get("a", "p")["y"][0] == "text"
 
+    def test_what_is_missing_is_told_by_the_function_that_misses_it(self, tq: Any, tmp_path: Path) -> None:
+        for read in (tq.read_row_index, tq.load_data_by_key):
+            with pytest.raises(FileNotFoundError, match=f"^{read.__name__}: .*no_dump"):
+                read(tmp_path / "no_dump")
+
     def test_nothing_in_a_dump_runs_when_it_is_loaded(self, tq: Any, tmp_path: Path) -> None:
         mark = tmp_path / "mark"
         tq.kv_put("k", "p", {"x": _Trap(str(mark))}, tag={"t": _Trap(str(mark))})
