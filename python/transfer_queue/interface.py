@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from tensordict import TensorDict
 
-from transfer_queue import _calls, _ray, _requests, _session, config, sampler
+from transfer_queue import _calls, _put_requests, _ray, _requests, _session, config, sampler
 from transfer_queue.checkpoint import (  # noqa: F401  programs look for them here
     async_dump_data_by_key,
     async_load_checkpoint,
@@ -185,7 +185,9 @@ def kv_put(
         >>> tq.close()
     """
     session = _session.current("kv_put", timeout)
-    return _calls.run(session.handle, _requests.kv_put(session, key, partition_id, fields, tag, data_parser, timeout))
+    return _calls.run(
+        session.handle, _put_requests.kv_put(session, key, partition_id, fields, tag, data_parser, timeout)
+    )
 
 
 async def async_kv_put(
@@ -198,7 +200,7 @@ async def async_kv_put(
 ) -> KVBatchMeta:
     """Async twin of `kv_put`. The values have been copied when the coroutine is first suspended."""
     session = _session.current("kv_put", timeout)
-    call = _requests.kv_put(session, key, partition_id, fields, tag, data_parser, timeout)
+    call = _put_requests.kv_put(session, key, partition_id, fields, tag, data_parser, timeout)
     return await _calls.run_async(session.handle, call)
 
 
@@ -242,7 +244,7 @@ def kv_batch_put(
         >>> tq.close()
     """
     session = _session.current("kv_batch_put", timeout)
-    call = _requests.kv_batch_put(session, keys, partition_id, fields, tags, data_parser, timeout)
+    call = _put_requests.kv_batch_put(session, keys, partition_id, fields, tags, data_parser, timeout)
     return _calls.run(session.handle, call)
 
 
@@ -256,7 +258,7 @@ async def async_kv_batch_put(
 ) -> KVBatchMeta:
     """Async twin of `kv_batch_put`. The values have been copied when the coroutine is first suspended."""
     session = _session.current("kv_batch_put", timeout)
-    call = _requests.kv_batch_put(session, keys, partition_id, fields, tags, data_parser, timeout)
+    call = _put_requests.kv_batch_put(session, keys, partition_id, fields, tags, data_parser, timeout)
     return await _calls.run_async(session.handle, call)
 
 
@@ -265,7 +267,7 @@ def kv_update(
 ) -> KVBatchMeta:
     """Store ``merge_fn(stored, new)`` in every given field of one sample; see `kv_batch_update`."""
     session = _session.current("kv_update", timeout)
-    return _calls.run(session.handle, _requests.kv_update(session, key, partition_id, fields, merge_fn, timeout))
+    return _calls.run(session.handle, _put_requests.kv_update(session, key, partition_id, fields, merge_fn, timeout))
 
 
 async def async_kv_update(
@@ -273,7 +275,7 @@ async def async_kv_update(
 ) -> KVBatchMeta:
     """Async twin of `kv_update`."""
     session = _session.current("kv_update", timeout)
-    call = _requests.kv_update(session, key, partition_id, fields, merge_fn, timeout)
+    call = _put_requests.kv_update(session, key, partition_id, fields, merge_fn, timeout)
     return await _calls.run_async(session.handle, call)
 
 
@@ -317,7 +319,7 @@ def kv_batch_update(
         >>> tq.close()
     """
     session = _session.current("kv_batch_update", timeout)
-    call = _requests.kv_batch_update(session, keys, partition_id, fields, merge_fn, timeout)
+    call = _put_requests.kv_batch_update(session, keys, partition_id, fields, merge_fn, timeout)
     return _calls.run(session.handle, call)
 
 
@@ -330,7 +332,7 @@ async def async_kv_batch_update(
 ) -> KVBatchMeta:
     """Async twin of `kv_batch_update`."""
     session = _session.current("kv_batch_update", timeout)
-    call = _requests.kv_batch_update(session, keys, partition_id, fields, merge_fn, timeout)
+    call = _put_requests.kv_batch_update(session, keys, partition_id, fields, merge_fn, timeout)
     return await _calls.run_async(session.handle, call)
 
 
