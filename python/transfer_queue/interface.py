@@ -1,8 +1,9 @@
 """The public functions: a session, and the key-value interface. Every ``kv_x`` has a twin ``async_kv_x``.
 
 A key names a sample of a partition, a field is a column, a tag is a small dict kept with the key. Unless said otherwise
-a call that fails has changed nothing. Every call but `kv_watch` takes ``timeout`` in seconds, by default
-``client.timeout_s`` of the configuration.
+a call that fails has changed nothing. Every ``kv_x`` but `kv_watch` takes ``timeout`` in seconds, and so do
+`list_units`, checkpoints and dumps; the default is ``client.timeout_s`` of the configuration, for checkpoints and dumps
+an hour.
 """
 
 from __future__ import annotations
