@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from transfer_queue import _calls, _tags
+from transfer_queue._arguments import checked_name
 from transfer_queue._calls import Call, Reply, decode_ints
 from transfer_queue._field_schema import FieldSchema
 from transfer_queue._ops import Op
-from transfer_queue._requests import _name
 
 __all__ = ["FieldMetadata", "PartitionSnapshot", "empty", "snapshot"]
 
@@ -98,7 +98,7 @@ class PartitionSnapshot:
 
 def snapshot(partition_id: Any, timeout: float) -> Call[PartitionSnapshot | None]:
     """The request for one partition; its result is None for one that does not exist."""
-    partition = _name("partition_id", partition_id)
+    partition = checked_name("partition_id", partition_id)
 
     def read(reply: Reply) -> PartitionSnapshot | None:
         known, *rest = _calls.decode(reply.body)

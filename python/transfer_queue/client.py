@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from tensordict import TensorDict
 
-from transfer_queue import _calls, _checkpoints, _requests, _session
+from transfer_queue import _arguments, _calls, _checkpoints, _put_requests, _requests, _session
 from transfer_queue._calls import Call
 from transfer_queue._whole_numbers import whole_number
 from transfer_queue.errors import InvalidArgumentError, WrongTypeError
@@ -180,7 +180,7 @@ class AsyncTransferQueueClient:
             SchemaMismatchError: other samples hold a column with another dtype (a ValueError). Nothing was written.
         """
         return await self._await(
-            _requests.put(
+            _put_requests.put(
                 self._session(timeout),
                 data,
                 metadata,
@@ -196,7 +196,7 @@ class AsyncTransferQueueClient:
         self, metadata: BatchMeta, values: TensorDict, merge_fn: Any, timeout: float | None = None
     ) -> BatchMeta:
         """Store ``merge_fn(stored, new)`` in every cell of the samples; see ``kv_batch_update``."""
-        return await self._await(_requests.update(self._session(timeout), metadata, values, merge_fn, timeout))
+        return await self._await(_put_requests.update(self._session(timeout), metadata, values, merge_fn, timeout))
 
     async def async_get_data(
         self, metadata: BatchMeta | None, layout: str | None = None, copy: bool = True, timeout: float | None = None
@@ -208,7 +208,7 @@ class AsyncTransferQueueClient:
         """
         if metadata is None:  # as programs of the peer package have it on ranks that read nothing
             metadata = BatchMeta.empty()
-        if not _requests.batch_meta(metadata, "get_data").size or not metadata.field_names:
+        if not _arguments.batch_meta(metadata, "get_data").size or not metadata.field_names:
             return TensorDict({}, batch_size=[0])
         parts = [
             await self._await(_requests.get_data(self._session(timeout), part, layout, copy, timeout))
@@ -218,7 +218,7 @@ class AsyncTransferQueueClient:
 
     async def async_clear_samples(self, metadata: BatchMeta, timeout: float | None = None) -> None:
         """Remove the samples. Those that are gone already are ignored."""
-        if _requests.batch_meta(metadata, "clear_samples").size:
+        if _arguments.batch_meta(metadata, "clear_samples").size:
             for part in _by_partition(metadata):
                 await self._await(_requests.clear_samples(self._session(timeout), part, None, timeout))
 
@@ -256,7 +256,7 @@ class AsyncTransferQueueClient:
 
     async def async_set_custom_meta(self, metadata: BatchMeta, timeout: float | None = None) -> None:
         """Store the tags of the metadata as those of its samples."""
-        if _requests.batch_meta(metadata, "set_custom_meta").size:
+        if _arguments.batch_meta(metadata, "set_custom_meta").size:
             for part in _by_partition(metadata):
                 await self._await(_requests.set_custom_meta(self._session(timeout), part, timeout))
 

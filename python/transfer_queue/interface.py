@@ -1,8 +1,9 @@
 """The public functions: a session, and the key-value interface. Every ``kv_x`` has a twin ``async_kv_x``.
 
 A key names a sample of a partition, a field is a column, a tag is a small dict kept with the key. Unless said otherwise
-a call that fails has changed nothing. Every call but `kv_watch` takes ``timeout`` in seconds, by default
-``client.timeout_s`` of the configuration.
+a call that fails has changed nothing. Every ``kv_x`` but `kv_watch` takes ``timeout`` in seconds, and so do
+`list_units`, checkpoints and dumps; the default is ``client.timeout_s`` of the configuration, for checkpoints and dumps
+an hour.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 from tensordict import TensorDict
 
-from transfer_queue import _calls, _ray, _requests, _session, config, sampler
+from transfer_queue import _calls, _put_requests, _ray, _requests, _session, config, sampler
 from transfer_queue.checkpoint import (  # noqa: F401  programs look for them here
     async_dump_data_by_key,
     async_load_checkpoint,
@@ -190,7 +191,9 @@ def kv_put(
         >>> tq.close()
     """
     session = _session.current("kv_put", timeout)
-    return _calls.run(session.handle, _requests.kv_put(session, key, partition_id, fields, tag, data_parser, timeout))
+    return _calls.run(
+        session.handle, _put_requests.kv_put(session, key, partition_id, fields, tag, data_parser, timeout)
+    )
 
 
 async def async_kv_put(
@@ -203,7 +206,7 @@ async def async_kv_put(
 ) -> KVBatchMeta:
     """Async twin of `kv_put`. The values have been copied when the coroutine is first suspended."""
     session = _session.current("kv_put", timeout)
-    call = _requests.kv_put(session, key, partition_id, fields, tag, data_parser, timeout)
+    call = _put_requests.kv_put(session, key, partition_id, fields, tag, data_parser, timeout)
     return await _calls.run_async(session.handle, call)
 
 
@@ -247,7 +250,7 @@ def kv_batch_put(
         >>> tq.close()
     """
     session = _session.current("kv_batch_put", timeout)
-    call = _requests.kv_batch_put(session, keys, partition_id, fields, tags, data_parser, timeout)
+    call = _put_requests.kv_batch_put(session, keys, partition_id, fields, tags, data_parser, timeout)
     return _calls.run(session.handle, call)
 
 
@@ -261,7 +264,7 @@ async def async_kv_batch_put(
 ) -> KVBatchMeta:
     """Async twin of `kv_batch_put`. The values have been copied when the coroutine is first suspended."""
     session = _session.current("kv_batch_put", timeout)
-    call = _requests.kv_batch_put(session, keys, partition_id, fields, tags, data_parser, timeout)
+    call = _put_requests.kv_batch_put(session, keys, partition_id, fields, tags, data_parser, timeout)
     return await _calls.run_async(session.handle, call)
 
 
@@ -270,7 +273,7 @@ def kv_update(
 ) -> KVBatchMeta:
     """Store ``merge_fn(stored, new)`` in every given field of one sample; see `kv_batch_update`."""
     session = _session.current("kv_update", timeout)
-    return _calls.run(session.handle, _requests.kv_update(session, key, partition_id, fields, merge_fn, timeout))
+    return _calls.run(session.handle, _put_requests.kv_update(session, key, partition_id, fields, merge_fn, timeout))
 
 
 async def async_kv_update(
@@ -278,7 +281,7 @@ async def async_kv_update(
 ) -> KVBatchMeta:
     """Async twin of `kv_update`."""
     session = _session.current("kv_update", timeout)
-    call = _requests.kv_update(session, key, partition_id, fields, merge_fn, timeout)
+    call = _put_requests.kv_update(session, key, partition_id, fields, merge_fn, timeout)
     return await _calls.run_async(session.handle, call)
 
 
@@ -322,7 +325,7 @@ def kv_batch_update(
         >>> tq.close()
     """
     session = _session.current("kv_batch_update", timeout)
-    call = _requests.kv_batch_update(session, keys, partition_id, fields, merge_fn, timeout)
+    call = _put_requests.kv_batch_update(session, keys, partition_id, fields, merge_fn, timeout)
     return _calls.run(session.handle, call)
 
 
@@ -335,7 +338,7 @@ async def async_kv_batch_update(
 ) -> KVBatchMeta:
     """Async twin of `kv_batch_update`."""
     session = _session.current("kv_batch_update", timeout)
-    call = _requests.kv_batch_update(session, keys, partition_id, fields, merge_fn, timeout)
+    call = _put_requests.kv_batch_update(session, keys, partition_id, fields, merge_fn, timeout)
     return await _calls.run_async(session.handle, call)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -79,7 +79,7 @@ def test_a_manager_of_a_store_can_be_made_and_says_what_it_cannot_do(tq: Any) ->
     assert isinstance(manager, Keyed)
     assert isinstance(manager.storage_client, Recorder)
     assert manager.storage_keys(meta) == [f"{index}@x" for index in meta.global_indexes]
-    calls = {
+    calls: dict[str, Callable[[], Any]] = {
         "put": lambda: manager.put_data(rows, meta),
         "get_data": lambda: manager.get_data(meta),
         "clear": lambda: manager.clear_data(meta, ["x"]),

@@ -164,14 +164,15 @@ class TestLoad:
         written = json.loads(path.read_text())
         assert written["partitions"] == {"p": 2}
         tq.kv_put("later", "p", {"x": torch.tensor(7)})
-        for change, error, what in [
+        contradictions: list[tuple[dict[str, Any], Any, str]] = [
             ({"format_version": 2}, tq.errors.VersionMismatchError, "format_version 2"),
             ({"storage_saved": False}, tq.errors.CorruptionError, "storage_saved"),
             ({"partitions": {"p": 3}}, tq.errors.CorruptionError, 'partition "p": 3 samples, but 2'),
             ({"partitions": {"p": 2, "q": 1}}, tq.errors.CorruptionError, 'partition "q"'),
             ({"partitions": {}}, tq.errors.CorruptionError, 'partition "p"'),
             ({"user_metadata": 5}, tq.errors.CorruptionError, "user_metadata"),
-        ]:
+        ]
+        for change, error, what in contradictions:
             path.write_text(json.dumps({**written, **change}))
             with pytest.raises(error, match=what) as raised:
                 tq.load_checkpoint(tmp_path / "c")

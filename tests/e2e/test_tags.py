@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -53,7 +54,7 @@ def test_a_tag_that_cannot_be_stored_is_named_and_nothing_is_written(
     tq: Any, tag: dict[str, Any], words: tuple[str, ...]
 ) -> None:
     client = tq.get_client()
-    calls = {
+    calls: dict[str, Callable[[], Any]] = {
         "kv_batch_put": lambda: tq.kv_batch_put(["a", "b"], "p", _rows(2), tags=[{}, tag]),
         "put": lambda: client.put(_rows(2), partition_id="p", custom_meta=[{}, tag]),
     }
