@@ -34,10 +34,15 @@ lint_go() {
     GOLANGCI_LINT_CACHE=$CACHE/lint "$lint" run --allow-parallel-runners --build-tags "$GO_TAGS" ./...
 }
 
+banners() {
+    ! git grep -nE '^[[:space:]]*(#|//) ?[-=#*]{4,}' -- '*.py' '*.go' '*.sh'
+}
+
 step gofmt format_go
 step vet go vet ./...
 [ -z "$GO_TAGS" ] || step "vet with $GO_TAGS" go vet -tags "$GO_TAGS" ./...
 step golangci-lint lint_go
+step banners banners
 step ruff "$PY" -m ruff check .
 step "ruff format" "$PY" -m ruff format --check .
 step mypy "$PY" -m mypy

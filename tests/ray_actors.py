@@ -17,6 +17,17 @@ class Worker:
         tq.kv_put(key, "p", fields={"x": torch.arange(rows)})
         return tq.__name__
 
+    def handles(self) -> tuple[str, bool, bool]:
+        """The handles of this process after a call that has joined by itself."""
+        import transfer_queue as tq
+
+        partitions = list(tq.kv_list())
+        controller = tq.interface._TQ_CONTROLLER
+        import ray
+
+        same = ray.get(controller.list_partitions.remote()) == partitions
+        return type(controller).__name__, same, tq.interface._TQ_CLIENT is tq.get_client()
+
     def total(self, key: str) -> int:
         import transfer_queue as tq
 

@@ -77,9 +77,6 @@ class Run:
         return self.batch // self.rollouts
 
 
-# ---- what the processes have in common ------------------------------------------------------------------------------
-
-
 def columns(**rows: Tensor | Sequence[Tensor]) -> TensorDict:
     """Columns for a put: a tensor holds one number per sample, a list one tensor of any length per sample (jagged)."""
     made = {
@@ -136,9 +133,6 @@ def child(work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
         sys.exit(f"{multiprocessing.current_process().name}: the session is gone: {error}")
     finally:
         tq.close()
-
-
-# ---- one function per process ---------------------------------------------------------------------------------------
 
 
 async def rollout(run: Run, number: int) -> None:
@@ -219,9 +213,6 @@ async def train(run: Run) -> None:
             batches.append(issue(run, version + AHEAD - 1, level, generator))
 
 
-# ---- parts of the trainer and the rollouts --------------------------------------------------------------------------
-
-
 def publish(policy: grpo.Policy, version: int) -> None:
     """Replaces the published weights. A rollout that is reading the old ones gets them whole."""
     tq.kv_put("policy", WEIGHTS, fields={"weights": grpo.get_weights(policy)}, tag={"version": version})
@@ -256,9 +247,6 @@ def hidden_states(policy: grpo.Policy, prompts: Sequence[Tensor], responses: Seq
         hook.remove()
     states = torch.cat(outputs, dim=-1)
     return [states[row, : len(sequence)] for row, sequence in enumerate(sequences)]
-
-
-# ---- the main process owns the session, starts the others, and shows what happens -----------------------------------
 
 
 def unit_bytes(units: Sequence[tq.UnitInfo]) -> int:

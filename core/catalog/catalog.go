@@ -66,6 +66,7 @@ type Catalog struct {
 	slotSamples []int64
 	epoch       uint64
 	lineage     uint64 // see State
+	resets      uint64 // how often tasks were let start over
 }
 
 // New makes an empty catalog without units.

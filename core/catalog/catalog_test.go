@@ -166,8 +166,6 @@ func requireError(t *testing.T, err error, code tqerr.Code, parts ...string) {
 
 func ptr[T any](v T) *T { return &v }
 
-// ---- indexes --------------------------------------------------------------------------------------------------------
-
 func TestIndexesCountUpAndThoseOfAClearedPartitionAreUsedFirst(t *testing.T) {
 	f := newFixture(t, Options{})
 	require.Equal(t, span(0, 32), f.insert("first", 32, "x"))
@@ -269,8 +267,6 @@ func span(from, to int64) []int64 {
 	}
 	return out
 }
-
-// ---- units ----------------------------------------------------------------------------------------------------------
 
 func TestSlotsAreDealtEvenlyAndEmptyOnesMove(t *testing.T) {
 	f := newFixture(t, Options{})

@@ -125,8 +125,6 @@ func (d *Described) fieldNames() []string {
 	return out
 }
 
-// ---- fields ---------------------------------------------------------------------------------------------------------
-
 func TestClearingFieldsHitsOnlyTheCellsThatExist(t *testing.T) {
 	f := newFixture(t, Options{})
 	f.put(names(3), "x", "x2", "score")

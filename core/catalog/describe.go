@@ -18,6 +18,15 @@ type Described struct {
 	Status  []byte // 1 for a row that has all Columns, of which there is at least one
 	Tags    [][]byte
 	End     bool // of a fetch: there is nothing, and never will be
+	Taken   Taken
+}
+
+// Taken is what a fetch has marked as consumed and was not before.
+type Taken struct {
+	Partition string
+	Task      string
+	Samples   []schema.Sample
+	resets    uint64 // Catalog.resets
 }
 
 // Describe returns the metadata of samples for those of the fields that are registered; nil means the fields that all rows

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"transferqueue/core/internal/bitset"
+	"transferqueue/core/schema"
 	"transferqueue/core/tqerr"
 )
 
@@ -117,20 +118,37 @@ func (c *Catalog) hand(p *partition, r *FetchRequest, view *readyView, pick Pick
 	if len(sampled) == 0 {
 		return nil
 	}
-	c.consume(p, r.Task, pick.Consumed)
-	return c.describe(sampled, p.registeredOf(r.Fields))
+	taken := c.consume(p, r.Task, pick.Consumed)
+	d := c.describe(sampled, p.registeredOf(r.Fields))
+	d.Taken = Taken{r.Partition, r.Task, taken, c.resets}
+	return d
 }
 
-// consume marks samples as consumed; what does not exist is ignored.
-func (c *Catalog) consume(p *partition, task string, indexes []int64) {
+// consume marks samples as consumed and returns those that were not; what does not exist is ignored.
+func (c *Catalog) consume(p *partition, task string, indexes []int64) (taken []schema.Sample) {
 	done := p.consumed[task]
 	if done == nil {
 		done = &bitset.Set{}
 		p.consumed[task] = done
 	}
 	for _, i := range indexes {
-		if i >= 0 && p.active.Has(i) {
-			done.Add(i)
+		if i >= 0 && p.active.Has(i) && done.Add(i) {
+			taken = append(taken, c.sample(i))
+		}
+	}
+	return taken
+}
+
+// GiveBack lets a task have again what a fetch has taken, because nobody has got it. What was cleared since stays as it is,
+// and so does everything when a task has started over since: others may have what was given out then.
+func (c *Catalog) GiveBack(t Taken) {
+	p := c.partitions[t.Partition]
+	if p == nil || p.consumed[t.Task] == nil || t.resets != c.resets {
+		return
+	}
+	for _, s := range t.Samples {
+		if c.owns(p, s) {
+			p.consumed[t.Task].Remove(s.Index)
 		}
 	}
 }

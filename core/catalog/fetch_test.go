@@ -38,7 +38,8 @@ func TestFetchDescribesWhatItHandsOut(t *testing.T) {
 	x := ints(2, "x")[0]
 	y := ragged("y", 3, 4)
 	y.Shape = d.Columns[0].Shape // the varying dimension of Shape means nothing
-	require.Equal(t, &Described{at(0, 1), []schema.Column{y, x}, []byte{1, 1}, [][]byte{tags, {0x80}}, false}, d)
+	taken := Taken{Partition: "p", Task: "t", Samples: at(0, 1)}
+	require.Equal(t, &Described{at(0, 1), []schema.Column{y, x}, []byte{1, 1}, [][]byte{tags, {0x80}}, false, taken}, d)
 }
 
 func TestTooFewSamplesConsumeNothingAndDoNotAskTheSampler(t *testing.T) {
@@ -100,8 +101,6 @@ func TestReadyIsAscendingAndHasTags(t *testing.T) {
 	require.Empty(t, v.First(-1))
 	require.Equal(t, tags, v.Tags(1))
 }
-
-// ---- status ---------------------------------------------------------------------------------------------------------
 
 func TestProductionHasAColumnPerFieldInRegistrationOrder(t *testing.T) {
 	f := newFixture(t, Options{})

@@ -126,8 +126,6 @@ func TestASampleThatIsBeingClearedIsGoneAndNamedByItsKey(t *testing.T) {
 	requireError(t, err, tqerr.NotFound)
 }
 
-// ---- list and wait --------------------------------------------------------------------------------------------------
-
 func newTagged(t *testing.T) *fixture {
 	f := newFixture(t, Options{})
 	f.EnsurePartition("other")

@@ -78,6 +78,7 @@ func (c *Catalog) ResetConsumption(partition, task string) bool {
 	if p == nil {
 		return false
 	}
+	c.resets++
 	for name, done := range p.consumed {
 		if task == "" || name == task {
 			done.Reset()

@@ -94,8 +94,6 @@ func TestCheckChangesNothing(t *testing.T) {
 	require.Empty(t, f.Partitions())
 }
 
-// ---- types ----------------------------------------------------------------------------------------------------------
-
 func TestOtherSamplesPinTheTypeOfAColumn(t *testing.T) {
 	for name, test := range map[string]struct {
 		col   schema.Column
@@ -140,8 +138,6 @@ func TestTheTypeIsForgottenWithTheLastHolder(t *testing.T) {
 	f.must(&Write{Partition: "p", Keys: []string{"new"}, Columns: []schema.Column{objects("x", 1)}})
 }
 
-// ---- races ----------------------------------------------------------------------------------------------------------
-
 func TestAKeyThatAppearedElsewhereMeanwhileIsAConflict(t *testing.T) {
 	f := newFixture(t, Options{})
 	w := &Write{Partition: "p", Keys: []string{"k"}, Columns: ints(1, "x")}
@@ -175,8 +171,6 @@ func TestUnitsThatTakeNothingAreAConflict(t *testing.T) {
 	requireError(t, err, tqerr.InvalidArgument, "1 units for 2 rows")
 	require.Empty(t, f.Partitions())
 }
-
-// ---- update ---------------------------------------------------------------------------------------------------------
 
 func TestUpdateNeedsRowsAndFieldsThatExist(t *testing.T) {
 	f := newFixture(t, Options{})
@@ -229,8 +223,6 @@ func TestUpdateKeepsTagsAndConsumption(t *testing.T) {
 	require.Equal(t, []byte{1, 0}, f.Consumption("p", "train").Cells)
 	require.Equal(t, []int64{4, 6}, f.Lookup("p", names(2)).Columns[0].Lengths)
 }
-
-// ---- shapes ---------------------------------------------------------------------------------------------------------
 
 func (f *fixture) shapesOf(field string, keys ...string) [][]int64 {
 	f.t.Helper()

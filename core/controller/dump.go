@@ -145,7 +145,10 @@ func (c *call) loadRows() (any, error) {
 	}
 	return c.later(func(ctx context.Context) (any, error) {
 		reply, err := c.rows(ctx, &r)
-		return reply, ctxOr(ctx, err)
+		if err = ctxOr(ctx, err); r.Index {
+			err = tqerr.WithOp("read_row_index", err)
+		}
+		return reply, err
 	})
 }
 

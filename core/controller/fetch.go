@@ -31,6 +31,9 @@ func (c *call) fetchBySampler(r catalog.FetchRequest) (any, error) {
 			return true
 		case sampler.Picker:
 			got, failed = s.mu.cat.Fetch(r, current)
+			if got != nil && !current.Cached(catalog.SampleRequest{N: r.N, Partition: r.Partition, Task: r.Task, Sampling: r.Sampling}) {
+				c.returnable(got.Taken)
+			}
 		default:
 			failed = tqerr.New(tqerr.Internal, "sampler %s cannot pick", current.Name())
 		}
@@ -49,6 +52,21 @@ func (c *call) fetchBySampler(r catalog.FetchRequest) (any, error) {
 	try()
 	s.mu.Unlock()
 	return result()
+}
+
+// returnable has what a fetch hands out given back to its task when nobody gets the reply. A sampler that would answer the
+// request from memory must keep it, as it gives the same again. Called with Server.mu held.
+func (c *call) returnable(taken catalog.Taken) {
+	s := c.s
+	from := s.mu.cat
+	c.undo = func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.mu.cat == from { // else a checkpoint was loaded
+			from.GiveBack(taken)
+			s.changed(taken.Partition, nil)
+		}
+	}
 }
 
 // asked is what a fetch knew when its sampler was asked.

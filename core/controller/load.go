@@ -38,12 +38,14 @@ func (c *call) loadAll(ctx context.Context, path string) error {
 	if err := snapshot.Repair(files, path); err != nil {
 		return err
 	}
-	for _, name := range []string{"", snapshot.MetadataName} {
-		if _, err := files.Stat(filepath.Join(path, name)); err != nil {
-			return vfs.Wrap(err)
-		}
+	if _, err := files.Stat(path); err != nil {
+		return vfs.Wrap(err)
 	}
-	return c.replace(ctx, filepath.Join(path, snapshot.StateName), filepath.Join(path, snapshot.StorageName), true)
+	metadata, err := snapshot.ReadMetadata(files, path)
+	if err != nil {
+		return err
+	}
+	return c.replace(ctx, filepath.Join(path, snapshot.StateName), filepath.Join(path, snapshot.StorageName), metadata)
 }
 
 // loadState replaces everything by a state and the values that the client has named before.
@@ -51,7 +53,7 @@ func (c *call) loadState(ctx context.Context, path string) error {
 	c.s.saves.Lock()
 	values := c.s.saves.values[c.client]
 	c.s.saves.Unlock()
-	if err := c.replace(ctx, path, values, false); err != nil {
+	if err := c.replace(ctx, path, values, nil); err != nil {
 		return err
 	}
 	c.s.saves.Lock()
@@ -103,12 +105,18 @@ func (l *loading) abort() {
 	}
 }
 
-// replace reads and checks a state and values and then puts them in the place of everything. Values "" means none.
-func (c *call) replace(ctx context.Context, state, values string, sameCut bool) error {
+// replace reads and checks a state and values and then puts them in the place of everything. Values "" means none. With the
+// metadata of a checkpoint it must be that of the state, and state and values of one cut.
+func (c *call) replace(ctx context.Context, state, values string, metadata *snapshot.Metadata) error {
 	s := c.s
 	read, sampler, cut, err := snapshot.ReadState(s.opts.FS, state)
 	if err != nil {
 		return err
+	}
+	if metadata != nil {
+		if err := metadata.Describes(read); err != nil {
+			return err
+		}
 	}
 	s.mu.RLock()
 	restored := s.mu.cat.Blank()
@@ -118,7 +126,7 @@ func (c *call) replace(ctx context.Context, state, values string, sameCut bool) 
 	}
 	l := &loading{s: s, ctx: ctx, restored: restored, sampler: sampler}
 	if values != "" {
-		err = l.read(values, cut, sameCut)
+		err = l.read(values, cut, metadata != nil)
 	} else {
 		err = l.bare(read)
 	}

@@ -290,8 +290,7 @@ func (c *call) saveCommit(_ context.Context, r *wire.SaveRequest) (any, error) {
 		case !v.state || !v.values:
 			return tqerr.New(tqerr.InvalidState, "a part of the checkpoint was not saved")
 		}
-		text := `{"storage_saved": true, "user_metadata": ` + v.metadata + `, "format_version": 1}` + "\n"
-		if err := snapshot.WriteText(s.opts.FS, filepath.Join(v.staging.Dir, snapshot.MetadataName), text); err != nil {
+		if err := snapshot.WriteMetadata(s.opts.FS, v.staging.Dir, v.metadata, v.cut.state); err != nil {
 			return err
 		}
 		return v.staging.Commit()

@@ -55,7 +55,16 @@ type system struct {
 	users  []*user
 	mem    *foreigntest.Memory
 	closed bool // the server is closed, so that nothing can be cleared
+	last   []func()
 }
+
+// afterwards is the test with its end postponed until the system has finished, and with it what runs in the background.
+type afterwards struct {
+	testing.TB
+	s *system
+}
+
+func (a afterwards) Cleanup(do func()) { a.s.last = append(a.s.last, do) }
 
 // with runs a test twice, with units in the process of the controller and with units elsewhere, in a bubble where time passes by
 // itself, and checks afterwards that everything is consistent, that clearing everything leaves nothing, and that nothing runs on.
@@ -80,6 +89,11 @@ func within(t *testing.T, o setup, test func(t *testing.T, s *system)) {
 
 func start(t *testing.T, o setup) *system {
 	s := &system{t: t, pool: bufpool.New(), mem: foreigntest.New(t, 64<<20)}
+	t.Cleanup(func() {
+		for _, do := range s.last {
+			do()
+		}
+	})
 	s.jobs = jobs.New(s.pool)
 	var units []controller.Unit
 	for i := range max(o.units, 1) {
@@ -422,8 +436,7 @@ func (u *user) clear(keys ...string) {
 
 // python pulls jobs as a Python thread does and lets work compute the results.
 func (s *system) python(work func(job *jobs.Job, mem *foreigntest.Memory) ([]foreign.Raw, error)) {
-	mem := foreigntest.New(s.t, 64<<20)
-	s.t.Cleanup(synctest.Wait) // a result that nobody waits for is still copied out of mem
+	mem := foreigntest.New(afterwards{s.t, s}, 64<<20)
 	go func() {
 		for {
 			job, err := s.jobs.Next(48 * time.Hour)

@@ -32,8 +32,8 @@ type Staging struct {
 }
 
 // Begin makes a folder beside target to write in. With replace an older folder with the same purpose may stand at target:
-// one that is empty or has metadata.json or a state; otherwise nothing may stand there. What dead processes left beside it
-// is removed.
+// one that is empty, or has a part of a checkpoint and nothing else; otherwise nothing may stand there. What dead processes
+// left beside it is removed.
 func Begin(f vfs.FS, target string, replace bool) (*Staging, error) {
 	if err := f.MkdirAll(filepath.Dir(target)); err != nil {
 		return nil, vfs.Wrap(err)
@@ -105,15 +105,44 @@ func (s *Staging) free() (taken bool, err error) {
 	if err != nil {
 		return true, vfs.Wrap(err)
 	}
+	foreign, err := s.foreign(s.Target, entries)
+	marked := slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return slices.Contains(marks, e.Name()) })
+	if err == nil && foreign == "" && !marked && len(entries) > 0 {
+		foreign = entries[0].Name()
+	}
+	if err == nil && foreign != "" {
+		err = tqerr.New(tqerr.FileExists, "%s is not empty and not only a checkpoint: it has %q", s.Target, foreign)
+	}
+	return true, err
+}
+
+// What a checkpoint, or a part of one, has at least one of; and what the peer package calls its parts.
+var (
+	marks     = []string{MetadataName, StateName, indexName}
+	peerNames = []string{"controller_state.pkl", "simple_storage"}
+)
+
+// foreign returns the name of something in a folder that no checkpoint has, and that is not lost by replacing one.
+func (s *Staging) foreign(dir string, entries []fs.DirEntry) (string, error) {
 	for _, e := range entries {
-		if slices.Contains([]string{MetadataName, StateName, indexName}, e.Name()) {
-			return true, nil
+		name := e.Name()
+		switch {
+		case slices.Contains(peerNames, name):
+		case !e.IsDir() && (slices.Contains(marks, name) || isPartName(name)):
+		case e.IsDir() && name == StorageName:
+			inside := filepath.Join(dir, name)
+			below, err := s.fs.ReadDir(inside)
+			if err != nil {
+				return "", vfs.Wrap(err)
+			}
+			if found, err := s.foreign(inside, below); err != nil || found != "" {
+				return filepath.Join(name, found), err
+			}
+		default:
+			return name, nil
 		}
 	}
-	if len(entries) > 0 {
-		return true, tqerr.New(tqerr.FileExists, "%s is not empty and not a checkpoint: it has %q", s.Target, entries[0].Name())
-	}
-	return true, nil
+	return "", nil
 }
 
 // sweep removes what dead processes left behind.
@@ -207,21 +236,33 @@ func Repair(f vfs.FS, target string) error {
 	return vfs.Wrap(f.RemoveAll(old))
 }
 
-// ReplaceFile writes a file under another name beside its place and then puts it there.
+// ReplaceFile writes a file in a folder beside its place and then puts it there. The folder is locked while this process
+// writes, so that what a dead one has left behind is known as such; the next one that replaces the file removes it.
 func ReplaceFile(f vfs.FS, path string, write func(path string) error) error {
+	switch info, err := f.Stat(path); {
+	case err == nil && !info.Mode().IsRegular():
+		return tqerr.New(tqerr.FileExists, "%s is there already and not a file", path)
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return vfs.Wrap(err)
+	}
 	if err := f.MkdirAll(filepath.Dir(path)); err != nil {
 		return vfs.Wrap(err)
 	}
-	var id [6]byte
-	_, _ = rand.Read(id[:])
-	temporary := beside(path, "save-"+hex.EncodeToString(id[:]))
+	s := &Staging{fs: f, Target: path}
+	if err := s.sweep(); err != nil {
+		return err
+	}
+	if err := s.make(); err != nil {
+		return err
+	}
+	temporary := filepath.Join(s.Dir, filepath.Base(path))
 	err := write(temporary)
 	if err == nil {
 		if err = vfs.Wrap(f.Rename(temporary, path)); tqerr.CodeOf(err) == tqerr.FileExists {
 			err = vfs.Wrap(f.Exchange(temporary, path))
 		}
 	}
-	if left := f.RemoveAll(temporary); err == nil {
+	if left := s.Close(); err == nil {
 		err = left
 	}
 	if err == nil {

@@ -80,6 +80,53 @@ func TestWhatIsNoCheckpointIsNotReplaced(t *testing.T) {
 	requireCode(t, err, tqerr.FileExists, "exists already")
 }
 
+// files makes a folder with empty files in it; a name that ends with a slash is a folder.
+func files(t *testing.T, names ...string) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "c")
+	for _, name := range append([]string{""}, names...) {
+		path := filepath.Join(dir, name)
+		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o777))
+		if name == "" || name[len(name)-1] == '/' {
+			require.NoError(t, os.MkdirAll(path, 0o777))
+			continue
+		}
+		require.NoError(t, os.WriteFile(path, []byte("mine"), 0o600))
+	}
+	return dir
+}
+
+func TestNothingElseIsLostWithACheckpoint(t *testing.T) {
+	for name, entries := range map[string][]string{
+		"model.safetensors":    {MetadataName, "model.safetensors"},
+		"weights":              {MetadataName, StateName, "weights/"},
+		"storage/mine":         {MetadataName, "storage/index.tq", "storage/mine"},
+		"values-1.tq.bak":      {indexName, "values-1.tq.bak"},
+		"values-01.tq":         {indexName, "values-01.tq"},
+		"metadata.json":        {StateName, "metadata.json/"},
+		"controller_state.pkl": {"controller_state.pkl"}, // without the metadata.json of the peer's checkpoint
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := files(t, entries...)
+			requireCode(t, put(vfs.OS{}, dir, "text"), tqerr.FileExists, name)
+			for _, entry := range entries {
+				_, err := os.Stat(filepath.Join(dir, entry))
+				require.NoError(t, err, "it is still there")
+			}
+			alone(t, dir)
+		})
+	}
+	for _, entries := range [][]string{
+		{MetadataName, StateName, "storage/index.tq", "storage/values-0.tq", "storage/values-12.tq"},
+		{indexName, "values-0.tq"},
+		{MetadataName, "controller_state.pkl", "simple_storage/su_0_a.pkl"},
+	} {
+		dir := files(t, entries...)
+		require.NoError(t, put(vfs.OS{}, dir, "text"), "%v", entries)
+		require.Equal(t, "text", content(t, dir))
+	}
+}
+
 func TestOnlyWhatDeadWritersLeftIsSwept(t *testing.T) {
 	dir := t.TempDir()
 	target := filepath.Join(dir, "c")
@@ -182,4 +229,50 @@ func TestReplaceFile(t *testing.T) {
 	alone(t, path)
 	require.EqualError(t, ReplaceFile(vfs.OS{}, path, func(string) error { return tqerr.New(tqerr.IO, "full") }), "full")
 	alone(t, path)
+}
+
+func TestReplaceFileReplacesNoFolder(t *testing.T) {
+	dir := files(t, "thesis.tex")
+	err := ReplaceFile(vfs.OS{}, dir, func(path string) error { return WriteText(vfs.OS{}, path, "text") })
+	requireCode(t, err, tqerr.FileExists, "not a file")
+	require.FileExists(t, filepath.Join(dir, "thesis.tex"))
+	alone(t, dir)
+}
+
+func TestReplaceFileRemovesWhatADeadProcessLeft(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f")
+	for range 2 {
+		left := &Staging{fs: vfs.OS{}, Target: path}
+		require.NoError(t, left.make())
+		require.NoError(t, WriteText(vfs.OS{}, filepath.Join(left.Dir, "f"), "half"))
+		require.NoError(t, left.lock.Close(), "the lock ends with its process")
+	}
+	alive := &Staging{fs: vfs.OS{}, Target: path}
+	require.NoError(t, alive.make())
+	require.NoError(t, ReplaceFile(vfs.OS{}, path, func(path string) error { return WriteText(vfs.OS{}, path, "whole") }))
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, "whole", string(text))
+	require.DirExists(t, alive.Dir, "somebody who lives writes there")
+	require.NoError(t, alive.Close())
+	alone(t, path)
+}
+
+func TestReplaceFileLeavesTheOldOrTheNewWhenACallFails(t *testing.T) {
+	boom := errors.New("boom")
+	for at := 0; ; at++ {
+		path := filepath.Join(t.TempDir(), "f")
+		require.NoError(t, ReplaceFile(vfs.OS{}, path, func(path string) error { return WriteText(vfs.OS{}, path, "old") }))
+		failing := &vfs.Failing{FS: vfs.OS{}, At: at, Err: boom}
+		err := ReplaceFile(failing, path, func(path string) error { return WriteText(failing, path, "new") })
+		if !failing.Failed() {
+			require.NoError(t, err)
+			return
+		}
+		text, readErr := os.ReadFile(path)
+		require.NoError(t, readErr)
+		require.Contains(t, []string{"old", "new"}, string(text), "call %d", at)
+		require.NoError(t, ReplaceFile(vfs.OS{}, path, func(path string) error { return WriteText(vfs.OS{}, path, "next") }))
+		alone(t, path)
+	}
 }

@@ -198,6 +198,9 @@ func readFile(fs vfs.FS, path string, kind Kind, take func(r *reader, kind byte,
 	if err != nil {
 		return 0, 0, vfs.Wrap(err)
 	}
+	if !info.Mode().IsRegular() {
+		return 0, 0, tqerr.New(tqerr.Corruption, "%s: not a file", path)
+	}
 	r, err := newReader(path, f, info.Size(), kind)
 	if err != nil {
 		return 0, 0, err

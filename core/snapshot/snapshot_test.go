@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"transferqueue/core/catalog"
 	"transferqueue/core/internal/vfs"
@@ -216,6 +217,21 @@ func TestGoldenFilesAreReadable(t *testing.T) {
 	index, _, err := ReadRows(vfs.OS{}, filepath.Join(dir, RowsName))
 	require.NoError(t, err)
 	require.Equal(t, []string{"a"}, index.Keys)
+}
+
+func TestWhatIsNoFileIsNotWaitedFor(t *testing.T) {
+	dir := t.TempDir()
+	pipe := filepath.Join(dir, "pipe")
+	require.NoError(t, unix.Mkfifo(pipe, 0o600))
+	for _, path := range []string{pipe, dir, "/dev/zero"} {
+		_, _, _, err := ReadState(vfs.OS{}, path)
+		requireCode(t, err, tqerr.Corruption, "not a file")
+		_, _, err = ReadRows(vfs.OS{}, path)
+		requireCode(t, err, tqerr.Corruption, "not a file")
+	}
+	require.NoError(t, os.Rename(pipe, filepath.Join(dir, MetadataName)))
+	_, err := ReadMetadata(vfs.OS{}, dir)
+	requireCode(t, err, tqerr.Corruption, MetadataName)
 }
 
 // Whatever the bytes are, a reader ends with an error or a result, and takes no more memory than the file deserves.

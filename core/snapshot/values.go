@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -46,6 +47,12 @@ type (
 const indexName = "index.tq"
 
 func partName(k int) string { return fmt.Sprintf("values-%d.tq", k) }
+
+func isPartName(name string) bool {
+	number, found := strings.CutPrefix(name, "values-")
+	k, err := strconv.Atoi(strings.TrimSuffix(number, ".tq"))
+	return found && err == nil && name == partName(k)
+}
 
 // Values writes a folder of values. Its parts may be written at the same time.
 type Values struct {

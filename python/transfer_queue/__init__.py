@@ -69,6 +69,7 @@ __all__ = [
     "merge",
     "process_zmq_server_info",
     "read_row_index",
+    "register_sampler",
     "save_checkpoint",
 ]
 
@@ -81,6 +82,7 @@ _set_logging_level()
 _hosting = sys.argv[:1] == ["-m"] or os.path.basename(sys.argv[0] if sys.argv else "") == "default_worker.py"
 if TYPE_CHECKING or not _hosting:
     from transfer_queue import errors, merge
+    from transfer_queue._register import register_sampler
     from transfer_queue.checkpoint import (
         async_dump_data_by_key,
         async_load_checkpoint,
@@ -141,7 +143,7 @@ if TYPE_CHECKING or not _hosting:
 else:
     _HOMES = [
         *["interface", "checkpoint", "client", "metadata", "sampler", "errors", "controller", "dataloader", "storage"],
-        *["utils.common", "utils.zmq_utils"],
+        *["utils.common", "utils.zmq_utils", "_register"],
     ]
 
     def __getattr__(name: str) -> Any:

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from transfer_queue._arguments import checked_name, seconds, some_keys
 from transfer_queue._calls import Call, Reply, decode, decode_ints, encode, no_result
 from transfer_queue._ops import Op
-from transfer_queue._requests import _name, _some_keys, seconds
 from transfer_queue.errors import InvalidArgumentError, WrongTypeError
 
 _DEFAULT_S = 3600.0  # a slow disk may take long; what is given up too early is lost work
@@ -73,13 +73,13 @@ def load(step: str, path: Any, op: str, timeout: float | None) -> Call[None]:
 
 def dump(path: Any, keys: Any, partition_id: Any, timeout: float | None) -> Call[dict[str, Any]]:
     op = "dump_data_by_key"
-    listed = list(dict.fromkeys(_some_keys(keys, op)))
+    listed = list(dict.fromkeys(some_keys(keys, op)))
 
     def read(reply: Reply) -> dict[str, Any]:
         rows, files, size, *_ = decode(reply.body)
         return {"keys": listed, "rows_with_data": rows, "shards": files, "bytes": size}
 
-    body = encode([absolute(path, op), _name("partition_id", partition_id), encode(listed)])
+    body = encode([absolute(path, op), checked_name("partition_id", partition_id), encode(listed)])
     return Call(Op.DUMP_ROWS, body, read, timeout=_limit(timeout))
 
 

@@ -109,9 +109,6 @@ def _schema(column: _Column, rows: int) -> FieldSchema:
     return schema
 
 
-# ---- whole batches --------------------------------------------------------------------------------------------------
-
-
 def pack_table(fields: Any) -> Packed:
     """Packs a TensorDict; the rows are its first batch dimension.
 
@@ -198,9 +195,6 @@ def _nested_table(field: str, value: Any) -> ValueError:
 
 def _wrong_rows(field: str, got: Any, want: int) -> ValueError:
     return ValueError(f"field {field!r}: {got} rows, want {want}")
-
-
-# ---- one column -----------------------------------------------------------------------------------------------------
 
 
 def _any_column(field: str, value: Any, rows: int, keep: list[Any]) -> _Column:
@@ -429,9 +423,6 @@ def _encoded_column(column: Encoded, keep: list[Any]) -> _Column:
     pointers = 0 if column.pointers is None else column.pointers.buffer_info()[0]
     sizes = column.sizes.buffer_info()[0]
     return OBJECT, 0, 0, OBJECTS, 0, base, 0, (), 0, pointers, 0, sizes, codecs.buffer_info()[0]
-
-
-# ---- Python work for a unit -----------------------------------------------------------------------------------------
 
 
 def merge_columns(

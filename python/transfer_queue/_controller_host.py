@@ -76,8 +76,6 @@ class ControllerHost:
     async def _ask(self, call: Call[_T]) -> _T:
         return await _calls.run_async(self._open.handle, call)
 
-    # ---- life -------------------------------------------------------------------------------------------------------
-
     async def get_zmq_server_info(self) -> ZMQServerInfo:
         """The address with which clients join."""
         return self._open.info
@@ -124,8 +122,6 @@ class ControllerHost:
             self._failed = UnavailableError("the session was closed")
             await asyncio.to_thread(session.close)
 
-    # ---- services ---------------------------------------------------------------------------------------------------
-
     async def register_sampler(self, sampler_or_class: Any) -> None:
         """Replace the sampler of the session by another one, its class, or its name."""
         await self._client()
@@ -170,8 +166,6 @@ class ControllerHost:
             "update_production_status",
         )
 
-    # ---- partitions -------------------------------------------------------------------------------------------------
-
     async def create_partition(self, partition_id: str) -> bool:
         """Create a partition; False when it exists."""
         return await self._ask(_controller_requests.create_partition(partition_id, self._open.timeout_s))
@@ -195,8 +189,6 @@ class ControllerHost:
     async def clear_partition(self, partition_id: str, clear_consumption: bool = True) -> None:
         """Remove a partition with all its samples; what the units store of it is freed as well."""
         await (await self._client()).async_clear_partition(partition_id)
-
-    # ---- samples ----------------------------------------------------------------------------------------------------
 
     async def get_metadata(
         self,
@@ -261,8 +253,6 @@ class ControllerHost:
         places = {index: row for row, index in enumerate(everything.global_indexes)}
         return everything.select_samples([places[index] for index in indexes if index in places])
 
-    # ---- status -----------------------------------------------------------------------------------------------------
-
     async def get_consumption_status(
         self, partition_id: str, task_name: str
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -287,8 +277,6 @@ class ControllerHost:
             if rows.size:
                 rows.custom_meta = [dict(tags[index]) for index in rows.global_indexes]
                 await client.async_set_custom_meta(rows)
-
-    # ---- keys -------------------------------------------------------------------------------------------------------
 
     async def kv_retrieve_meta(self, keys: str | list[str], partition_id: str, create: bool = False) -> BatchMeta:
         """Metadata of the samples of keys; missing ones are created with ``create``, otherwise left out."""

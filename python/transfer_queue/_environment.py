@@ -8,7 +8,9 @@ import os
 
 from transfer_queue.errors import InvalidArgumentError
 
-__all__ = ["seconds", "set_logging_level"]
+__all__ = ["MOST_SECONDS", "seconds", "set_logging_level"]
+
+MOST_SECONDS = 1e9  # a longer time is as good as for ever, and its milliseconds might not fit into 64 bits
 
 
 def seconds(variable: str, default: float) -> float:
@@ -26,7 +28,7 @@ def seconds(variable: str, default: float) -> float:
         value = math.nan
     if not 0 <= value < math.inf:
         raise InvalidArgumentError(f"{variable}={text!r}: want a number of seconds, at least 0")
-    return value
+    return min(value, MOST_SECONDS)
 
 
 def set_logging_level() -> None:

@@ -208,18 +208,19 @@ class FieldSchema:
             and _shape_tuple(self.shape) == _shape_tuple(other.shape)
         )
 
-    def __reduce__(self) -> Any:
+    def __getstate__(self) -> tuple[Any, ...]:
         shapes = self._shapes if self._base is None else None
         state = (self.dtype, self.shape, self.is_nested, self.is_non_tensor, shapes)
-        return _restore_schema, (*state, self._base, self._dim, np.ascontiguousarray(self._lengths))
+        return *state, self._base, self._dim, np.ascontiguousarray(self._lengths)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        dtype, shape, nested, objects, shapes, *held = state
+        FieldSchema.__init__(self, dtype, shape, is_nested=nested, is_non_tensor=objects, per_sample_shapes=shapes)
+        self._base, self._dim, self._lengths = held
 
 
-def _restore_schema(
-    dtype: Any, shape: Any, nested: bool, objects: bool, shapes: Any, base: Any, dim: int, lengths: Any
-) -> FieldSchema:
-    schema = FieldSchema(dtype, shape, is_nested=nested, is_non_tensor=objects, per_sample_shapes=shapes)
-    schema._base, schema._dim, schema._lengths = base, dim, lengths
-    return schema
+# Pickles of batches name it where programs import it from.
+FieldSchema.__module__ = "transfer_queue.metadata"
 
 
 def _shape_tuple(shape: Any) -> Any:

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from transfer_queue import _calls
+from transfer_queue import _calls, _tags
+from transfer_queue._arguments import checked_name
 from transfer_queue._calls import Call, Reply, decode_ints
 from transfer_queue._field_schema import FieldSchema
 from transfer_queue._ops import Op
-from transfer_queue._requests import _decode_tags, _name
 
-__all__ = ["FieldMetadata", "PartitionSnapshot", "snapshot"]
+__all__ = ["FieldMetadata", "PartitionSnapshot", "empty", "snapshot"]
 
 
 @dataclass
@@ -98,13 +98,18 @@ class PartitionSnapshot:
 
 def snapshot(partition_id: Any, timeout: float) -> Call[PartitionSnapshot | None]:
     """The request for one partition; its result is None for one that does not exist."""
-    partition = _name("partition_id", partition_id)
+    partition = checked_name("partition_id", partition_id)
 
     def read(reply: Reply) -> PartitionSnapshot | None:
         known, *rest = _calls.decode(reply.body)
         return _read(partition, *rest) if known else None
 
     return Call(Op.SNAPSHOT, _calls.encode([partition]), read, timeout=timeout)
+
+
+def empty(partition: str) -> PartitionSnapshot:
+    """A partition with nothing in it, as one that was cleared."""
+    return _read(partition, [b"", b""], None, b"", b"", b"", None, None)
 
 
 def _read(
@@ -141,7 +146,7 @@ def _read(
         revert_keys_mapping={index: key for key, index in keys_mapping.items()},
         global_indexes=set(indexes),
         pre_allocated_global_indexes=set(pre_allocated),
-        custom_meta=dict(zip(indexes, _decode_tags(tags, len(indexes)), strict=True)),
+        custom_meta=dict(zip(indexes, _tags.decode(tags, len(indexes)), strict=True)),
         field_name_mapping=names,
         field_metadata=described,
         production_status=produced,

@@ -61,12 +61,13 @@ class Actors:
         handles = [*self.units.values(), self.controller]
         endings = []
         for handle in handles:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(ray.exceptions.RayError):  # it is gone already, or the cluster is
                 endings.append(handle.shutdown.remote())
-        with contextlib.suppress(Exception):
-            ray.wait(endings, num_returns=len(endings), timeout=_END_S)
+        if endings:
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.wait(endings, num_returns=len(endings), timeout=_END_S)
         for handle in handles:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(handle)
         self._wait()
 
@@ -76,7 +77,7 @@ class Actors:
             select.select([process], [], [], max(0.0, deadline - time.monotonic()))
             os.close(process)
         self._processes.clear()
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(ray_module().exceptions.RayError):
             while self._named() and time.monotonic() < deadline:
                 time.sleep(_RETRY_S)
 
@@ -169,9 +170,6 @@ def close() -> None:
         known.end()
 
 
-# ---- how it is done -------------------------------------------------------------------------------------------------
-
-
 class _Patience:
     """The time that an opening may take."""
 
@@ -232,7 +230,8 @@ def _joined(controller: Any, patience: _Patience) -> _session.Session | None:
         info = _ask(controller.get_zmq_server_info.remote, patience, what)
         session = _session.enter(info, max(1.0, patience.left()))
     except UnavailableError as error:
-        patience.spend(f"{what} ({error.message})" if patience.left() else what)
+        known = error.message if error.message.startswith(what) else f"{what} ({error.message})"
+        patience.spend(known if patience.left() else what)
         time.sleep(_RETRY_S)
         return None
     _actors = Actors(controller, owner=False)
@@ -295,10 +294,10 @@ def _settled(controller: Any, conf: Any, patience: _Patience) -> _session.Sessio
 
 def _at_exit() -> None:
     """End the actors of a program that did not."""
-    with contextlib.suppress(Exception):
-        if actors() is not None:
+    if actors() is not None:
+        with contextlib.suppress(TransferQueueError):
             _session.close(join_s=0)
-            close()
+        close()
 
 
 # In a forked child a handle must not die: Ray would speak of that over the connections of the parent.
@@ -308,7 +307,7 @@ _kept: list[Actors | None] = []
 def _after_fork() -> None:
     global _inherited
     _kept.append(_actors)
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(AssertionError):  # Ray is just starting in another thread
         if _connected():
             _inherited = _connection()
 

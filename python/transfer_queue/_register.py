@@ -26,7 +26,7 @@ def register_sampler(sampler_or_class: Any, timeout: float | None = None) -> Non
     Example:
         >>> import transfer_queue as tq
         >>> _ = tq.init()
-        >>> register_sampler(tq.RankAwareSampler)
+        >>> tq.register_sampler(tq.RankAwareSampler)
         >>> tq.close()
     """
     session = _session.current("register_sampler", timeout)

@@ -307,9 +307,6 @@ def _nested(flat: Tensor, shapes: Sequence[torch.Size]) -> Any:
     return view(flat, torch.tensor(shapes), torch.tensor(strides), torch.tensor(starts))
 
 
-# ---- stacks of objects ----------------------------------------------------------------------------------------------
-
-
 def _member(value: Any) -> NonTensorData:
     """``NonTensorData(data=value)`` for any value, at a quarter of the price."""
     member: NonTensorData = NonTensorData.__new__(NonTensorData)
@@ -346,9 +343,6 @@ def stack_of(values: list[Any]) -> NonTensorStack:
     if not _fast_member:
         return NonTensorStack(*[NonTensorData(data=value) for value in values])
     return NonTensorStack(*map(_member, values))
-
-
-# ---- Python work for a unit -----------------------------------------------------------------------------------------
 
 
 def job_values(name: str, column: ResultColumn, rows: int) -> list[Any]:

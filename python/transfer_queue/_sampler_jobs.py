@@ -17,6 +17,7 @@ import msgspec
 from transfer_queue import _calls, _lib, _plain
 from transfer_queue._codes import Code
 from transfer_queue._ops import Op
+from transfer_queue.errors import NotFoundError
 from transfer_queue.sampler.partition import Partition
 from transfer_queue.sampler.streaming_token_budget_sampler import StreamingTokenBudgetSampler
 
@@ -182,8 +183,11 @@ class _Reader:
         if what == "tags":
             body = _calls.encode([about, "force_fetch", _calls.encode([]), 0, "", None])
             call: _calls.Call[Any] = _calls.Call(Op.META, body, _requests.tags_by_index, timeout=self._timeout)
-        else:
-            partition, indexes = about
-            body = _calls.encode([partition, _calls.encode_ints(indexes)])
-            call = _calls.Call(Op.RETRIEVE_KEYS, body, _requests.keys_or_none, timeout=self._timeout)
-        return _calls.run(self._session, call)
+            try:
+                return _calls.run(self._session, call)
+            except NotFoundError:  # cleared meanwhile
+                return {}
+        from transfer_queue import _partition_snapshot
+
+        known = _calls.run(self._session, _partition_snapshot.snapshot(about, self._timeout))
+        return _partition_snapshot.empty(about) if known is None else known

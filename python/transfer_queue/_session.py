@@ -13,17 +13,21 @@ import os
 import pickle
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from transfer_queue import _calls, _lib, _metrics, _remote, config, sampler
 from transfer_queue._controller_requests import packed_config
 from transfer_queue._jobs import Workers
+from transfer_queue._ops import Op
+from transfer_queue._whole_numbers import MOST
 from transfer_queue.errors import (
+    DeadlineExceededError,
     InvalidArgumentError,
     InvalidStateError,
     NotInitializedError,
     TransferQueueError,
+    UnavailableError,
     UnimplementedError,
 )
 from transfer_queue.utils.zmq_utils import Role, ZMQServerInfo
@@ -212,7 +216,7 @@ def disk_options(storage: Any) -> dict[str, Any]:
 
 def _pre_allocate() -> int:
     text = os.environ.get("TQ_PRE_ALLOC_SAMPLE_NUM", "1")
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or not 1 <= int(text) <= MOST:
         raise InvalidArgumentError(f"TQ_PRE_ALLOC_SAMPLE_NUM={text!r}: want a whole number of at least 1", "init")
     return int(text)
 
@@ -251,7 +255,8 @@ def _refuse_what_is_missing(conf: Any) -> None:
     """Raise for a configuration that asks for something this release does not have; ignoring it could lose data."""
     backend = conf["backend"].get("storage_backend")
     if backend not in conf["backend"]:
-        text = f"config: backend.storage_backend: got {backend!r}, but there is no section backend.{backend}"
+        have = ", ".join(repr(name) for name in conf["backend"] if name != "storage_backend")
+        text = f"config: backend.storage_backend: got {backend!r}, want the name of a section of backend: {have}"
         raise InvalidArgumentError(text, "init")
     if backend != "SimpleStorage":
         raise UnimplementedError(f"not supported by this release: backend.storage_backend: {backend}", "init")
@@ -382,19 +387,30 @@ def current(op: str = "", timeout: float | None = None) -> Session:
     with _lock:
         if has_session():
             return _here()
-        forked = _place.get("pid", os.getpid()) != os.getpid()
-        if forked and "info" in _place:
-            return enter(_place["info"], timeout)
-        conf = config.load(None)
-        if "namespace" in _place:
-            conf["namespace"] = _place["namespace"]
-        if isinstance(timeout, int | float):
-            conf["client"]["timeout_s"] = min(max(timeout, _LEAST_ATTACH_S), conf["client"]["timeout_s"])
         try:
-            return _attached(conf, _place["dir"] if forked else None)
+            session = _found(timeout)
         except TransferQueueError as error:
             error.op = error.op or op
             raise
+        for joined in on_join:
+            joined(session)
+        return session
+
+
+on_join: list[Callable[[Session], None]] = []  # told of a session that this process has joined without being asked to
+
+
+def _found(timeout: float | None) -> Session:
+    """The session where this process, or the one it was forked from, looked last; else the running one of this host."""
+    forked = _place.get("pid", os.getpid()) != os.getpid()
+    if forked and "info" in _place:
+        return enter(_place["info"], timeout)
+    conf = config.load(None)
+    if "namespace" in _place:
+        conf["namespace"] = _place["namespace"]
+    if isinstance(timeout, int | float):
+        conf["client"]["timeout_s"] = min(max(timeout, _LEAST_ATTACH_S), conf["client"]["timeout_s"])
+    return _attached(conf, _place["dir"] if forked else None)
 
 
 def _attached(conf: Any, folder: str | None) -> Session:
@@ -428,6 +444,48 @@ def close(join_s: float = _CLOSE_S) -> bool:
             return False
         session.close(join_s)
         return True
+
+
+def refuse_another(conf: Any) -> None:
+    """Raise when this process has a session and the configuration of its user names another one.
+
+    Raises:
+        InvalidStateError: its namespace is not the one that the session was found in (a RuntimeError).
+    """
+    wanted = conf.get("namespace") if isinstance(conf, Mapping) else getattr(conf, "namespace", None)
+    with _lock:
+        have = _place.get("namespace") if has_session() else None
+    if wanted and have and wanted != have:
+        text = f"this process is in the session of namespace {have!r}, close() it before you want one of {wanted!r}"
+        raise InvalidStateError(text, "init")
+
+
+def forget_lost() -> bool:
+    """Leave the session of this process when its owner has died; returns whether it did.
+
+    Only who asks for a session anew gets another one. A call on the one that is gone goes on to fail, because what was
+    in it is lost.
+    """
+    with _lock:
+        session = _current
+        if session is None or session.pid != os.getpid() or session.owner or not _is_lost(session):
+            return False
+        from transfer_queue import _ray
+
+        with contextlib.suppress(TransferQueueError):
+            close()
+        _ray.close()
+        return True
+
+
+def _is_lost(session: Session) -> bool:
+    try:
+        _calls.run(session.handle, _calls.Call(Op.PARTITIONS, b"", _calls.no_result, timeout=_LEAST_ATTACH_S))
+    except UnavailableError:
+        return True
+    except DeadlineExceededError:  # whoever does not answer may be stopped for a while
+        return False
+    return False
 
 
 def _at_exit() -> None:

@@ -83,9 +83,6 @@ class Encoded(NamedTuple):
     keep: Any  # what the pointers point into
 
 
-# ---- pickling -------------------------------------------------------------------------------------------------------
-
-
 def tensor_from_bytes(dtype: str, shape: tuple[int, ...], data: bytearray) -> torch.Tensor:
     """Tensor over elements read from a pickle, which refers to this function by name."""
     kind = getattr(torch, dtype)
@@ -150,9 +147,6 @@ def _pickle_rows(field: str, values: Sequence[Any], rows: Sequence[int]) -> tupl
     return out, ends
 
 
-# ---- arrays ---------------------------------------------------------------------------------------------------------
-
-
 @functools.lru_cache(maxsize=256)
 def _array_header(dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool) -> bytes:
     flags = _FORTRAN if fortran else 0
@@ -195,9 +189,6 @@ def _decode_array(data: memoryview) -> np.ndarray[Any, Any]:
     if out.nbytes:
         out[...] = np.ndarray(shape, dtype, buffer=data, offset=at, order=order)
     return out
-
-
-# ---- columns --------------------------------------------------------------------------------------------------------
 
 
 def _codec(value: Any) -> int:

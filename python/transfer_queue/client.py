@@ -8,8 +8,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from tensordict import TensorDict
 
-from transfer_queue import _calls, _checkpoints, _requests, _session
+from transfer_queue import _arguments, _calls, _checkpoints, _put_requests, _requests, _session
 from transfer_queue._calls import Call
+from transfer_queue._whole_numbers import whole_number
 from transfer_queue.errors import InvalidArgumentError, WrongTypeError
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.storage import managers
@@ -96,8 +97,8 @@ class AsyncTransferQueueClient:
         if not isinstance(controller_info, ZMQServerInfo):
             raise WrongTypeError(f"controller_info: got {type(controller_info).__name__}, want a ZMQServerInfo")
         for name, number in (("zmq_io_threads", zmq_io_threads), ("zmq_max_sockets", zmq_max_sockets)):
-            if number is not None and number < 1:
-                raise InvalidArgumentError(f"{name} {number}: want at least 1")
+            if number is not None:
+                whole_number(number, name)
         self.client_id, self.controller_info = client_id, controller_info
         self.storage_manager: Any = None
 
@@ -110,6 +111,7 @@ class AsyncTransferQueueClient:
 
         Raises:
             UnknownManagerError: no storage manager has that name (an AssertionError and a ValueError).
+            UnimplementedError: it is one of the user's own, for another store (a NotImplementedError).
             InvalidArgumentError: the section has no addresses of units (a ValueError).
         """
         self.storage_manager = managers.initialized(self._session(), manager_type, config)
@@ -119,8 +121,6 @@ class AsyncTransferQueueClient:
 
     async def _await(self, call: Call[_T]) -> _T:
         return await _calls.run_async(self._session().handle, call)
-
-    # ---- rows -------------------------------------------------------------------------------------------------------
 
     async def async_get_meta(
         self,
@@ -194,7 +194,7 @@ class AsyncTransferQueueClient:
             SchemaMismatchError: other samples hold a column with another dtype (a ValueError). Nothing was written.
         """
         return await self._await(
-            _requests.put(
+            _put_requests.put(
                 self._session(timeout),
                 data,
                 metadata,
@@ -210,7 +210,7 @@ class AsyncTransferQueueClient:
         self, metadata: BatchMeta, values: TensorDict, merge_fn: Any, timeout: float | None = None
     ) -> BatchMeta:
         """Store ``merge_fn(stored, new)`` in every cell of the samples; see ``kv_batch_update``."""
-        return await self._await(_requests.update(self._session(timeout), metadata, values, merge_fn, timeout))
+        return await self._await(_put_requests.update(self._session(timeout), metadata, values, merge_fn, timeout))
 
     async def async_get_data(
         self, metadata: BatchMeta | None, layout: str | None = None, copy: bool = True, timeout: float | None = None
@@ -222,7 +222,7 @@ class AsyncTransferQueueClient:
         """
         if metadata is None:  # as programs of the peer package have it on ranks that read nothing
             metadata = BatchMeta.empty()
-        if not _requests.batch_meta(metadata, "get_data").size or not metadata.field_names:
+        if not _arguments.batch_meta(metadata, "get_data").size or not metadata.field_names:
             return TensorDict({}, batch_size=[0])
         parts = [
             await self._await(_requests.get_data(self._session(timeout), part, layout, copy, timeout))
@@ -232,15 +232,13 @@ class AsyncTransferQueueClient:
 
     async def async_clear_samples(self, metadata: BatchMeta, timeout: float | None = None) -> None:
         """Remove the samples. Those that are gone already are ignored."""
-        if _requests.batch_meta(metadata, "clear_samples").size:
+        if _arguments.batch_meta(metadata, "clear_samples").size:
             for part in _by_partition(metadata):
                 await self._await(_requests.clear_samples(self._session(timeout), part, None, timeout))
 
     async def async_clear_partition(self, partition_id: str, timeout: float | None = None) -> None:
         """Remove a partition with all its samples; one that does not exist is ignored."""
         await self._await(_requests.clear_partition(self._session(timeout), partition_id, timeout))
-
-    # ---- keys and tags ----------------------------------------------------------------------------------------------
 
     async def async_kv_retrieve_meta(
         self, keys: str | list[str], partition_id: str, create: bool = False, timeout: float | None = None
@@ -272,11 +270,9 @@ class AsyncTransferQueueClient:
 
     async def async_set_custom_meta(self, metadata: BatchMeta, timeout: float | None = None) -> None:
         """Store the tags of the metadata as those of its samples."""
-        if _requests.batch_meta(metadata, "set_custom_meta").size:
+        if _arguments.batch_meta(metadata, "set_custom_meta").size:
             for part in _by_partition(metadata):
                 await self._await(_requests.set_custom_meta(self._session(timeout), part, timeout))
-
-    # ---- status -----------------------------------------------------------------------------------------------------
 
     async def async_get_consumption_status(
         self, task_name: str, partition_id: str, timeout: float | None = None
@@ -310,12 +306,15 @@ class AsyncTransferQueueClient:
 
     async def async_check_production_completed(self, partition_id: str, timeout: float | None = None) -> bool:
         """Whether a ``put(..., is_last=True)`` has declared the production of a partition complete."""
-        return (await self._await(_requests.stream(self._session(timeout), partition_id, None, timeout)))[0]
+        return await self._await(_requests.production_completed(self._session(timeout), partition_id, timeout))
 
     async def async_check_stream_drained(self, task_name: str, partition_id: str, timeout: float | None = None) -> bool:
-        """Whether production is complete and the task has consumed every sample; False for an unknown partition."""
-        session = self._session(timeout)
-        return (await self._await(_requests.stream(session, partition_id, task_name, timeout)))[1]
+        """Whether production is complete and the task has consumed every sample; False for an unknown partition.
+
+        Raises:
+            WrongTypeError: no task is named (a TypeError): a wait for the end of nobody would have none.
+        """
+        return await self._await(_requests.stream_drained(self._session(timeout), task_name, partition_id, timeout))
 
     async def async_reset_consumption(
         self, partition_id: str, task_name: str | None = None, timeout: float | None = None
@@ -331,8 +330,6 @@ class AsyncTransferQueueClient:
     async def async_list_units(self, timeout: float | None = None) -> list[UnitInfo]:
         """The storage units of the session."""
         return unit_infos(await self._await(_requests.units(self._session(timeout), timeout)))
-
-    # ---- checkpoints ------------------------------------------------------------------------------------------------
 
     async def async_save_controller_checkpoint(self, path: Any, timeout: float | None = None) -> None:
         """Save partitions, keys, tags, consumption and sampler to a file, without values; see ``save_checkpoint``."""

@@ -7,6 +7,7 @@ that is known and wrong is refused with its full name, before anything starts.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -14,11 +15,15 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from transfer_queue._environment import MOST_SECONDS
+from transfer_queue._whole_numbers import MOST
+
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 __all__ = ["defaults", "load"]
 
+_CHOICE = "storage_backend"
 _MISSING = "???"  # how OmegaConf writes a value that is still to be given
 
 # Returns the value to store, or raises ValueError with what is wanted.
@@ -49,7 +54,8 @@ def load(conf: Any = None) -> DictConfig:
         A config that may hold objects, such as a sampler, and pickles when they do.
 
     Raises:
-        ValueError: a known key has a wrong value; the text has the dotted key, the value and what is wanted.
+        ValueError: a known key has a wrong value, and the text has the dotted key, the value and what is wanted; or the
+            sections of the backends contradict each other.
 
     Example:
         >>> load({"client": {"layout": "dense"}}).client.layout
@@ -58,13 +64,12 @@ def load(conf: Any = None) -> DictConfig:
     # Loaded late: it costs more time than the rest of the package without torch.
     from omegaconf import OmegaConf
 
-    merged = _merge(defaults(), _mapping_of(conf), "")
+    given = _mapping_of(conf)
+    merged = _merge(defaults(), given, "")
+    _check_sections(given.get("backend"), merged["backend"])
     out: DictConfig = OmegaConf.create(_guarded(merged), flags={"allow_objects": True})
     _check(out)
     return out
-
-
-# ---- reading what the user gave -------------------------------------------------------------------------------------
 
 
 def _mapping_of(conf: Any) -> Mapping[str, Any]:
@@ -151,9 +156,6 @@ def _guarded(value: Any) -> Any:
     return value
 
 
-# ---- checking -------------------------------------------------------------------------------------------------------
-
-
 def _wrong(key: str, got: Any, want: str) -> ValueError:
     return ValueError(f"config: {key}: got {got!r}, want {want}")
 
@@ -173,6 +175,8 @@ def _whole(least: int, most: int | None = None) -> _Check:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < least or (most and value > most):
             raise ValueError(want)
+        if value > MOST:
+            raise ValueError(f"{want} that fits into 64 bits")
         return value
 
     return check
@@ -185,6 +189,12 @@ def _number(want: str, fits: Callable[[float], bool]) -> _Check:
         return value
 
     return check
+
+
+def _seconds(want: str, fits: Callable[[float], bool]) -> _Check:
+    """A number of seconds; a very long time is as good as for ever."""
+    check = _number(want, fits)
+    return lambda value: min(check(value), MOST_SECONDS)
 
 
 def _choice(*values: str) -> _Check:
@@ -255,10 +265,10 @@ _KNOWN: dict[str, _Check] = {
     "namespace": _namespace,
     "remote.listen": _or_null(_name),
     "remote.payload_port": _port,
-    "client.timeout_s": _number("a number above 0", lambda seconds: seconds > 0),
+    "client.timeout_s": _seconds("a number above 0", lambda seconds: seconds > 0),
     "client.layout": _choice("jagged", "dense"),
     "controller.polling_mode": _flag,
-    "controller.sampler_timeout_s": _number("a number above 0", lambda seconds: seconds > 0),
+    "controller.sampler_timeout_s": _seconds("a number above 0", lambda seconds: seconds > 0),
     "metrics.enabled": _flag,
     "metrics.port": _port,
     "metrics.host": _or_null(_name),
@@ -273,7 +283,7 @@ _BACKENDS: dict[str, dict[str, _Check]] = {
         "required_node_resource": _or_null(_name),
         "memory_limit_bytes": _or_null(_whole(1)),
         "disk_limit_bytes": _or_null(_whole(1)),
-        "put_wait_s": _number("a number of at least 0", lambda seconds: seconds >= 0),
+        "put_wait_s": _seconds("a number of at least 0", lambda seconds: seconds >= 0),
         "high_watermark": _share,
         "low_watermark": _share,
         "ssd_offload.enabled": _flag,
@@ -319,6 +329,25 @@ _OFFLOAD: dict[str, _Check] = {
 }
 
 
+def _check_sections(given: Any, merged: Mapping[str, Any]) -> None:
+    """Refuses what is given for backends when it leaves open, or says wrongly, which one is wanted."""
+    if not hasattr(given, "items"):
+        return
+    known = {name: section for name, section in defaults()["backend"].items() if name != _CHOICE}
+    for name in set(merged) - set(known) - {_CHOICE}:
+        likely = difflib.get_close_matches(str(name).lower(), [*map(str.lower, known), _CHOICE], n=1, cutoff=0.8)
+        if likely:
+            meant = next(right for right in [*known, _CHOICE] if right.lower() == likely[0])
+            raise ValueError(f"config: backend.{name}: nothing is called so, want {meant!r}")
+    if given.get(_CHOICE) not in (None, _MISSING):
+        return
+    chosen = merged[_CHOICE]
+    changed = [name for name, section in known.items() if merged[name] != section]
+    if changed and chosen not in changed:
+        names = " and ".join(f"backend.{name}" for name in changed)
+        raise ValueError(f"config: {names}: given without backend.{_CHOICE}, which is {chosen!r} then; give it too")
+
+
 def _check(conf: DictConfig) -> None:
     _check_keys(conf, "", _KNOWN)
     name = conf.backend.storage_backend
@@ -351,5 +380,5 @@ def _check_keys(conf: DictConfig, prefix: str, checks: Mapping[str, _Check]) -> 
             value = check(got)
         except ValueError as want:
             raise _wrong(key, got, str(want)) from None
-        if type(value) is not type(got):
+        if type(value) is not type(got) or value != got:
             OmegaConf.update(conf, key, value)

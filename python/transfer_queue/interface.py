@@ -1,8 +1,9 @@
 """The public functions: a session, and the key-value interface. Every ``kv_x`` has a twin ``async_kv_x``.
 
 A key names a sample of a partition, a field is a column, a tag is a small dict kept with the key. Unless said otherwise
-a call that fails has changed nothing. Every call but `kv_watch` takes ``timeout`` in seconds, by default
-``client.timeout_s`` of the configuration.
+a call that fails has changed nothing. Every ``kv_x`` but `kv_watch` takes ``timeout`` in seconds, and so do
+`list_units`, checkpoints and dumps; the default is ``client.timeout_s`` of the configuration, for checkpoints and dumps
+an hour.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 from tensordict import TensorDict
 
-from transfer_queue import _calls, _ray, _requests, _session, config, sampler
+from transfer_queue import _calls, _put_requests, _ray, _requests, _session, config, sampler
 from transfer_queue.checkpoint import (  # noqa: F401  programs look for them here
     async_dump_data_by_key,
     async_load_checkpoint,
@@ -41,14 +42,12 @@ _TQ_CONTROLLER: Any = None
 _TQ_STORAGE: Any = None
 
 
-# ---- session --------------------------------------------------------------------------------------------------------
-
-
 def init(conf: Any = None) -> Any:
     """Start a session, or join the one that runs on this host.
 
     The first process of a host that calls it owns the session: controller and units run inside it, and its ``close`` or
-    its end is the end of the session. Every other process attaches, and its configuration is ignored.
+    its end is the end of the session. Every other process attaches, and its configuration is ignored. A process whose
+    session has lost its owner gets another one by calling it again.
 
     Args:
         conf: dict or DictConfig laid over the packaged ``config.yaml``; unknown keys are kept and ignored.
@@ -59,6 +58,7 @@ def init(conf: Any = None) -> Any:
     Raises:
         ValueError: a known key has a wrong type or value, or no sampler has the configured name.
         UnavailableError: another process is opening the session and does not finish in time (a ConnectionError).
+        InvalidStateError: this process has a session of another namespace than the one asked for (a RuntimeError).
 
     Example:
         >>> import transfer_queue as tq
@@ -67,17 +67,28 @@ def init(conf: Any = None) -> Any:
         1
         >>> tq.close()
     """
-    global _TQ_CLIENT, _TQ_CONTROLLER, _TQ_STORAGE
     effective = config.load(conf)
     sampler.resolve(effective["controller"]["sampler"])
     _ray.forget_stale()
+    if _session.forget_lost():
+        _TQ_CLIENT = None
+    _session.refuse_another(conf)
     session = _session.open_session(effective)
+    _remember(session)
+    return session.config
+
+
+def _remember(session: _session.Session) -> None:
+    """Keep the handles of the session of this process, whether ``init`` or another call has joined it."""
+    global _TQ_CLIENT, _TQ_CONTROLLER, _TQ_STORAGE
     actors = _ray.actors()
     _TQ_CONTROLLER = actors.controller if actors is not None else session.info
     _TQ_STORAGE = (actors.units or None) if actors is not None else None
-    if _TQ_CLIENT is None:
+    if _TQ_CLIENT is None or _TQ_CLIENT.controller_info != session.info:
         _TQ_CLIENT = _new_client(session)
-    return session.config
+
+
+_session.on_join.append(_remember)
 
 
 def _new_client(session: _session.Session) -> TransferQueueClient:
@@ -143,9 +154,6 @@ async def async_list_units(timeout: float | None = None) -> list[UnitInfo]:
     return unit_infos(await _calls.run_async(session.handle, _requests.units(session, timeout)))
 
 
-# ---- put ------------------------------------------------------------------------------------------------------------
-
-
 def kv_put(
     key: str,
     partition_id: str,
@@ -183,7 +191,9 @@ def kv_put(
         >>> tq.close()
     """
     session = _session.current("kv_put", timeout)
-    return _calls.run(session.handle, _requests.kv_put(session, key, partition_id, fields, tag, data_parser, timeout))
+    return _calls.run(
+        session.handle, _put_requests.kv_put(session, key, partition_id, fields, tag, data_parser, timeout)
+    )
 
 
 async def async_kv_put(
@@ -196,7 +206,7 @@ async def async_kv_put(
 ) -> KVBatchMeta:
     """Async twin of `kv_put`. The values have been copied when the coroutine is first suspended."""
     session = _session.current("kv_put", timeout)
-    call = _requests.kv_put(session, key, partition_id, fields, tag, data_parser, timeout)
+    call = _put_requests.kv_put(session, key, partition_id, fields, tag, data_parser, timeout)
     return await _calls.run_async(session.handle, call)
 
 
@@ -240,7 +250,7 @@ def kv_batch_put(
         >>> tq.close()
     """
     session = _session.current("kv_batch_put", timeout)
-    call = _requests.kv_batch_put(session, keys, partition_id, fields, tags, data_parser, timeout)
+    call = _put_requests.kv_batch_put(session, keys, partition_id, fields, tags, data_parser, timeout)
     return _calls.run(session.handle, call)
 
 
@@ -254,11 +264,8 @@ async def async_kv_batch_put(
 ) -> KVBatchMeta:
     """Async twin of `kv_batch_put`. The values have been copied when the coroutine is first suspended."""
     session = _session.current("kv_batch_put", timeout)
-    call = _requests.kv_batch_put(session, keys, partition_id, fields, tags, data_parser, timeout)
+    call = _put_requests.kv_batch_put(session, keys, partition_id, fields, tags, data_parser, timeout)
     return await _calls.run_async(session.handle, call)
-
-
-# ---- update ---------------------------------------------------------------------------------------------------------
 
 
 def kv_update(
@@ -266,7 +273,7 @@ def kv_update(
 ) -> KVBatchMeta:
     """Store ``merge_fn(stored, new)`` in every given field of one sample; see `kv_batch_update`."""
     session = _session.current("kv_update", timeout)
-    return _calls.run(session.handle, _requests.kv_update(session, key, partition_id, fields, merge_fn, timeout))
+    return _calls.run(session.handle, _put_requests.kv_update(session, key, partition_id, fields, merge_fn, timeout))
 
 
 async def async_kv_update(
@@ -274,7 +281,7 @@ async def async_kv_update(
 ) -> KVBatchMeta:
     """Async twin of `kv_update`."""
     session = _session.current("kv_update", timeout)
-    call = _requests.kv_update(session, key, partition_id, fields, merge_fn, timeout)
+    call = _put_requests.kv_update(session, key, partition_id, fields, merge_fn, timeout)
     return await _calls.run_async(session.handle, call)
 
 
@@ -318,7 +325,7 @@ def kv_batch_update(
         >>> tq.close()
     """
     session = _session.current("kv_batch_update", timeout)
-    call = _requests.kv_batch_update(session, keys, partition_id, fields, merge_fn, timeout)
+    call = _put_requests.kv_batch_update(session, keys, partition_id, fields, merge_fn, timeout)
     return _calls.run(session.handle, call)
 
 
@@ -331,11 +338,8 @@ async def async_kv_batch_update(
 ) -> KVBatchMeta:
     """Async twin of `kv_batch_update`."""
     session = _session.current("kv_batch_update", timeout)
-    call = _requests.kv_batch_update(session, keys, partition_id, fields, merge_fn, timeout)
+    call = _put_requests.kv_batch_update(session, keys, partition_id, fields, merge_fn, timeout)
     return await _calls.run_async(session.handle, call)
-
-
-# ---- get ------------------------------------------------------------------------------------------------------------
 
 
 def kv_batch_get(
@@ -436,9 +440,6 @@ async def async_kv_batch_get_by_meta(
     return await _calls.run_async(session.handle, call)
 
 
-# ---- list and clear -------------------------------------------------------------------------------------------------
-
-
 def kv_list(
     partition_id: str | None = None,
     keys: str | Sequence[str] | None = None,
@@ -522,9 +523,6 @@ async def async_kv_clear(
     """Async twin of `kv_clear`."""
     session = _session.current("kv_clear", timeout)
     await _calls.run_async(session.handle, _requests.kv_clear(session, keys, partition_id, fields, timeout))
-
-
-# ---- wait and watch -------------------------------------------------------------------------------------------------
 
 
 def kv_wait(

@@ -11,9 +11,7 @@ when it is asked for.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import logging
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, overload
@@ -22,6 +20,20 @@ import numpy as np
 import torch
 
 from transfer_queue._field_schema import FieldSchema, Pick
+from transfer_queue._kv_metadata import KVBatchMeta
+from transfer_queue._per_sample import (
+    chunk_slices,
+    deep,
+    difference,
+    equal,
+    int64s,
+    listed,
+    merge_extra_info,
+    per_sample_dicts,
+    positions,
+    union_dicts,
+    wrong_length,
+)
 from transfer_queue._sample_view import Samples, SampleView
 
 if TYPE_CHECKING:
@@ -32,76 +44,6 @@ __all__ = ["BatchMeta", "FieldSchema", "KVBatchMeta", "SampleView"]
 _log = logging.getLogger(__name__)
 
 _SHOWN = 8  # indexes in the text of a batch
-
-# Values that a copy may share: a dict of these needs no deep copy.
-_ATOMS = frozenset({str, int, float, bool, bytes, complex, type(None)})
-
-
-def _positions(rows: Any, size: int, what: str) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Positions in a batch as int64[rows], all inside it."""
-    try:
-        out = _whole_numbers(rows)
-    except OverflowError:
-        raise ValueError(f"{what}: indices must be in range [0, {size})") from None
-    outside = (out < 0) | (out >= size)
-    if outside.any():
-        raise ValueError(f"{what}: indices must be in range [0, {size}), got {out[outside][0]}")
-    return out
-
-
-def _whole_numbers(rows: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """int64[rows] of anything that can be an index."""
-    numbers = np.asarray(rows) if isinstance(rows, list | tuple | np.ndarray | torch.Tensor) else np.empty(0)
-    if numbers.ndim == 1 and numbers.dtype.kind == "i":
-        return numbers.astype(np.int64, copy=False)
-    if isinstance(rows, torch.Tensor | np.ndarray):
-        rows = rows.tolist()
-    return np.array(list(map(operator.index, rows)), dtype=np.int64)
-
-
-def _chunk_slices(size: int, chunks: int) -> list[slice]:
-    """Splits ``size`` rows so that the first parts have one row more. ZeroDivisionError for no parts."""
-    if chunks < 0:
-        raise ValueError(f"chunk: number of chunks is {chunks}, want at least 1")
-    each, more = divmod(size, chunks)
-    if chunks > size:
-        _log.warning("chunk: %d chunks of %d samples, some are empty", chunks, size)
-    ends = [(part + 1) * each + min(part + 1, more) for part in range(chunks)]
-    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-
-
-def _deep(value: Any) -> Any:
-    """`copy.deepcopy` that is quick for the flat dicts that tags usually are."""
-    if type(value) is dict and _ATOMS.issuperset(map(type, value.values())):
-        return value.copy()
-    return copy.deepcopy(value)
-
-
-def _equal(left: Any, right: Any) -> bool:
-    """Equality that also answers for tensors and arrays."""
-    if left is right:
-        return True
-    try:
-        return bool(left == right)
-    except (ValueError, RuntimeError, TypeError):
-        try:
-            return bool(np.array_equal(np.asarray(left), np.asarray(right)))
-        except (ValueError, RuntimeError, TypeError):
-            return False
-
-
-def _merge_extra_info(infos: Iterable[Mapping[str, Any] | None]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for info in infos:
-        for key, value in (info or {}).items():
-            if key in out and not _equal(out[key], value):
-                raise ValueError(f"concat: extra_info {key!r} has conflicting values: {out[key]!r} and {value!r}")
-            out[key] = value
-    return out
-
-
-def _wrong_length(what: str, got: int, want: int) -> ValueError:
-    return ValueError(f"batch meta: length mismatch: {what} length {got} != batch_size {want}")
 
 
 class BatchMeta:
@@ -161,24 +103,24 @@ class BatchMeta:
         custom_meta: Sequence[Mapping[str, Any]] | None = None,
         _custom_backend_meta: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
-        self.global_indexes = _listed(global_indexes)
-        self.partition_ids = _listed(partition_ids)
+        self.global_indexes = listed(global_indexes)
+        self.partition_ids = listed(partition_ids)
         size = len(self.global_indexes)
         if len(self.partition_ids) != size:
-            raise _wrong_length("partition_ids", len(self.partition_ids), size)
+            raise wrong_length("partition_ids", len(self.partition_ids), size)
         if production_status is None:
             self.production_status = np.zeros(size, dtype=np.int8)
         else:
             self.production_status = np.array(production_status, dtype=np.int8).reshape(-1)
             if len(self.production_status) != size:
-                raise _wrong_length("production_status", len(self.production_status), size)
+                raise wrong_length("production_status", len(self.production_status), size)
         self._fields = {}
         self._set_fields({name: FieldSchema.from_dict(one) for name, one in (field_schema or {}).items()})
         self.extra_info = dict(extra_info or {})
         self._generations = np.zeros(size, dtype=np.int64)
-        self._tags = _per_sample_dicts("custom_meta", custom_meta, size)
+        self._tags = per_sample_dicts("custom_meta", custom_meta, size)
         self._tags_shared, self._tags_out = False, False
-        self._backend_meta = _per_sample_dicts("_custom_backend_meta", _custom_backend_meta, size)
+        self._backend_meta = per_sample_dicts("_custom_backend_meta", _custom_backend_meta, size)
         self._refresh_ready()
 
     @classmethod
@@ -220,7 +162,7 @@ class BatchMeta:
             status: bytes or array of int8[samples]; None when all are ready.
             tags: one dict per sample, which now belong to this batch; None when there are none.
         """
-        numbers = _int64s(indexes)
+        numbers = int64s(indexes)
         size = len(numbers)
         if status is None:
             ready = np.ones(size, dtype=np.int8)
@@ -231,14 +173,12 @@ class BatchMeta:
         made = cls._make(
             indexes if type(indexes) is list else numbers.tolist(),
             [partition_id] * size,
-            _int64s(generations),
+            int64s(generations),
             dict(columns),
             ready,
         )
         made._tags = tags if tags and any(tags) else None
         return made
-
-    # ---- what it is -------------------------------------------------------------------------------------------------
 
     @property
     def size(self) -> int:
@@ -327,8 +267,6 @@ class BatchMeta:
             f"global_indexes=[{shown}], extra_info={self.extra_info})"
         )
 
-    # ---- fields -----------------------------------------------------------------------------------------------------
-
     def add_fields(self, tensor_dict: TensorDictBase, set_all_ready: bool = True) -> BatchMeta:
         """Adds the fields of a TensorDict in place, described by its values.
 
@@ -378,12 +316,10 @@ class BatchMeta:
     def _check_fields(self, fields: Mapping[str, FieldSchema]) -> None:
         for name, field in fields.items():
             if field.rows is not None and field.rows != self.size:
-                raise _wrong_length(f"field {name!r}: per_sample_shapes", field.rows, self.size)
+                raise wrong_length(f"field {name!r}: per_sample_shapes", field.rows, self.size)
 
     def _refresh_ready(self) -> None:
         self._ready = bool(self.global_indexes) and bool((self.production_status == 1).all())
-
-    # ---- extra_info and tags ----------------------------------------------------------------------------------------
 
     def get_extra_info(self, key: str, default: Any = None) -> Any:
         """The value of ``key``, or ``default``."""
@@ -417,7 +353,7 @@ class BatchMeta:
         """A deep copy of all tags, in row order."""
         if self._tags is None:
             return [{} for _ in self.global_indexes]
-        return list(map(_deep, self._tags))
+        return list(map(deep, self._tags))
 
     def update_custom_meta(self, custom_meta: Sequence[Mapping[str, Any]] | None) -> None:
         """Merges tags into those of each sample.
@@ -436,15 +372,13 @@ class BatchMeta:
         """Removes the tags of all samples."""
         self.custom_meta = [{} for _ in self.global_indexes]
 
-    # ---- selection --------------------------------------------------------------------------------------------------
-
     def select_samples(self, sample_indices: Sequence[int]) -> BatchMeta:
         """A batch of the samples at these positions, in this order; repeats are allowed.
 
         Raises:
             ValueError: a position is negative or beyond the end.
         """
-        return self._take(Pick(_positions(sample_indices, self.size, "select_samples"), self.size))
+        return self._take(Pick(positions(sample_indices, self.size, "select_samples"), self.size))
 
     def select_fields(self, field_names: Sequence[str] | str) -> BatchMeta:
         """A batch with only these fields; unknown names are ignored."""
@@ -474,7 +408,7 @@ class BatchMeta:
 
     def chunk(self, chunks: int) -> list[BatchMeta]:
         """Splits into consecutive parts; the first ``size % chunks`` have one sample more, some may be empty."""
-        return [self._take(Pick(part, self.size)) for part in _chunk_slices(self.size, chunks)]
+        return [self._take(Pick(part, self.size)) for part in chunk_slices(self.size, chunks)]
 
     def chunk_by_partition(self) -> list[BatchMeta]:
         """Splits by partition, in the order in which the partitions first appear."""
@@ -502,8 +436,6 @@ class BatchMeta:
             out._backend_meta = list(map(dict.copy, pick.list(self._backend_meta)))
         return out
 
-    # ---- merging ----------------------------------------------------------------------------------------------------
-
     def union(self, other: BatchMeta) -> BatchMeta:
         """Fields of both batches of the same samples; where both have something, ``other`` wins.
 
@@ -516,10 +448,10 @@ class BatchMeta:
             return (other if other else self).copy()
         if self.global_indexes != other.global_indexes:
             raise ValueError(
-                f"union: global_indexes do not match{_difference(self.global_indexes, other.global_indexes)}"
+                f"union: global_indexes do not match{difference(self.global_indexes, other.global_indexes)}"
             )
         if self.partition_ids != other.partition_ids:
-            raise ValueError(f"union: partition_ids do not match{_difference(self.partition_ids, other.partition_ids)}")
+            raise ValueError(f"union: partition_ids do not match{difference(self.partition_ids, other.partition_ids)}")
         out = self._take(Pick(slice(None), self.size))
         out._fields = {**self._fields, **other._fields}
         out.production_status &= other.production_status
@@ -528,9 +460,9 @@ class BatchMeta:
         out._generations = np.maximum(self._generations, other._generations)
         if self._tags is None and other._tags is not None:
             out._tags, out._tags_shared = list(other._lend_tags()), True
-        elif other._tags is not None and not _equal(self._tags, other._tags):
-            out._tags, out._tags_shared = _union_dicts(self._tags, other._tags), False
-        out._backend_meta = _union_dicts(self._backend_meta, other._backend_meta)
+        elif other._tags is not None and not equal(self._tags, other._tags):
+            out._tags, out._tags_shared = union_dicts(self._tags, other._tags), False
+        out._backend_meta = union_dicts(self._backend_meta, other._backend_meta)
         out._refresh_ready()
         return out
 
@@ -563,7 +495,7 @@ class BatchMeta:
             np.concatenate([part._generations for part in parts]),
             fields,
             np.concatenate([part.production_status for part in parts]),
-            _merge_extra_info(part.extra_info for part in parts),
+            merge_extra_info(part.extra_info for part in parts),
         )
         if any(part._tags is not None for part in parts):
             out._tags = []
@@ -589,7 +521,7 @@ class BatchMeta:
         Raises:
             ValueError: ``indices`` is not a permutation of all positions.
         """
-        rows = _positions(indices, self.size, "reorder")
+        rows = positions(indices, self.size, "reorder")
         if len(rows) != self.size:
             raise ValueError(f"reorder: indices length {len(rows)} mismatch batch size {self.size}")
         if np.bincount(rows, minlength=self.size).max(initial=0) > 1:
@@ -614,7 +546,7 @@ class BatchMeta:
         out = self._take(Pick(slice(None), self.size))
         out._generations = self._generations.copy()
         out.extra_info = copy.deepcopy(self.extra_info)
-        out._tags = None if self._tags is None else list(map(_deep, self._tags))
+        out._tags = None if self._tags is None else list(map(deep, self._tags))
         out._tags_shared = False
         out._backend_meta = copy.deepcopy(self._backend_meta)
         out._ready = self._ready
@@ -630,8 +562,6 @@ class BatchMeta:
     def empty(cls, extra_info: dict[str, Any] | None = None) -> BatchMeta:
         """A batch without samples."""
         return cls([], [], extra_info=extra_info)
-
-    # ---- pickling ---------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -657,42 +587,6 @@ class BatchMeta:
         self._tags_shared, self._tags_out, self._ready = False, False, state["ready"]
 
 
-def _int64s(numbers: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """int64 array of a list, an array, or little-endian bytes."""
-    if isinstance(numbers, bytes | bytearray | memoryview):
-        return np.frombuffer(numbers, dtype="<i8").astype(np.int64, copy=False)
-    return np.asarray(numbers, dtype=np.int64)
-
-
-def _listed(values: Any) -> list[Any]:
-    if isinstance(values, np.ndarray | torch.Tensor):
-        return list(values.tolist())
-    return [] if values is None else list(values)
-
-
-def _difference(left: Sequence[Any], right: Sequence[Any]) -> str:
-    """The first place where two lists differ, as the end of a sentence."""
-    if len(left) != len(right):
-        return f": {len(left)} and {len(right)} samples"
-    row = next(row for row, (one, other) in enumerate(zip(left, right, strict=True)) if one != other)
-    return f": {left[row]!r} and {right[row]!r} at row {row}"
-
-
-def _per_sample_dicts(what: str, dicts: Sequence[Mapping[str, Any]] | None, size: int) -> list[dict[str, Any]] | None:
-    if dicts is None:
-        return None
-    if len(dicts) != size:
-        raise _wrong_length(what, len(dicts), size)
-    return [dict(one) for one in dicts]
-
-
-def _union_dicts(left: list[dict[str, Any]] | None, right: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-    if left is None or right is None:
-        only = right if left is None else left
-        return None if only is None else list(map(dict.copy, only))
-    return [{**one, **other} for one, other in zip(left, right, strict=True)]
-
-
 def _check_same_fields(parts: Sequence[BatchMeta]) -> None:
     first = parts[0]
     for part in parts[1:]:
@@ -702,127 +596,3 @@ def _check_same_fields(parts: Sequence[BatchMeta]) -> None:
             want = first._fields[name]
             if field.dtype != want.dtype:
                 raise ValueError(f"concat: field {name!r}: dtype mismatch: {field.dtype} and {want.dtype}")
-
-
-@dataclasses.dataclass
-class KVBatchMeta:
-    """Samples of one partition by key, with their tags.
-
-    Attributes:
-        keys: the keys, each once.
-        tags: one dict per key; copied deeply on construction.
-        partition_id: partition of all keys.
-        fields: names of the fields that all keys have, None when not known.
-        extra_info: anything about the batch; copied deeply on construction.
-        size: number of keys at construction.
-
-    Raises:
-        ValueError: keys and tags differ in length, or a key or a field is given twice.
-    """
-
-    keys: list[str] = dataclasses.field(default_factory=list)
-    tags: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    partition_id: str | None = None
-    fields: list[str] | None = None
-    extra_info: dict[str, Any] | None = dataclasses.field(default_factory=dict)
-    size: int = dataclasses.field(init=False, repr=False, compare=False, default=0)
-
-    def __post_init__(self) -> None:
-        if len(self.keys) != len(self.tags):
-            raise ValueError(f"keys and tags must have same length, got {len(self.keys)} and {len(self.tags)}")
-        if len(set(self.keys)) != len(self.keys):
-            raise ValueError(f"Got duplicated keys: {_repeated(self.keys)}")
-        if self.fields is not None and len(set(self.fields)) != len(self.fields):
-            raise ValueError(f"Got duplicated fields: {_repeated(self.fields)}")
-        self.tags = list(map(_deep, self.tags))
-        self.extra_info = copy.deepcopy(self.extra_info)
-        self.size = len(self.keys)
-
-    @classmethod
-    def _from_parts(
-        cls,
-        keys: list[str],
-        tags: list[dict[str, Any]],
-        partition_id: str | None,
-        fields: list[str] | None,
-        extra_info: dict[str, Any] | None,
-    ) -> KVBatchMeta:
-        """Takes parts that are known to fit and belong to nobody else, without a copy."""
-        self = cls.__new__(cls)
-        self.keys, self.tags, self.partition_id, self.fields = keys, tags, partition_id, fields
-        self.extra_info, self.size = extra_info, len(keys)
-        return self
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def _part(self, keys: list[str], tags: list[dict[str, Any]]) -> KVBatchMeta:
-        """Some of the keys; nothing is shared with this batch but the values nobody can change."""
-        fields = None if self.fields is None else list(self.fields)
-        return KVBatchMeta._from_parts(
-            keys, list(map(_deep, tags)), self.partition_id, fields, copy.deepcopy(self.extra_info)
-        )
-
-    def select_keys(self, keys_to_select: Sequence[str]) -> KVBatchMeta:
-        """A batch of these keys in this order.
-
-        Raises:
-            ValueError: a key is given twice.
-            RuntimeError: a key is not in this batch.
-        """
-        wanted = list(keys_to_select)
-        if len(set(wanted)) != len(wanted):
-            raise ValueError(f"Contain duplicate keys: {_repeated(wanted)}")
-        row = {key: i for i, key in enumerate(self.keys)}
-        missing = [key for key in wanted if key not in row]
-        if missing:
-            raise RuntimeError(f"keys {missing} not found in current batch")
-        return self._part(wanted, [self.tags[row[key]] for key in wanted])
-
-    def reorder(self, indexes: Sequence[int]) -> None:
-        """Reorders keys and tags in place.
-
-        Raises:
-            ValueError: not one index per key, or an index is given twice.
-            IndexError: an index is beyond the end.
-        """
-        rows = list(indexes)
-        if len(rows) != len(self.keys):
-            raise ValueError(f"number of indexes {len(rows)} does not match number of keys {len(self.keys)}")
-        if len(set(rows)) != len(rows):
-            raise ValueError("Contain duplicate indexes")
-        self.keys, self.tags = [self.keys[row] for row in rows], [self.tags[row] for row in rows]
-
-    def chunk(self, chunks: int) -> list[KVBatchMeta]:
-        """Splits into consecutive parts; the first ``size % chunks`` have one key more, some may be empty."""
-        return [self._part(self.keys[part], self.tags[part]) for part in _chunk_slices(len(self.keys), chunks)]
-
-    @classmethod
-    def concat(cls, data: Sequence[KVBatchMeta]) -> KVBatchMeta:
-        """Joins batches of one partition; empty ones are skipped.
-
-        Raises:
-            ValueError: fields or partitions differ, `extra_info` has conflicting values, or a key occurs twice.
-        """
-        parts = [part for part in data if len(part)]
-        if not parts:
-            return cls()
-        first = parts[0]
-        for part in parts[1:]:
-            if part.fields is not None and set(part.fields) != set(first.fields or []):
-                raise ValueError(f"Field names do not match: {part.fields} and {first.fields}")
-            if part.partition_id != first.partition_id:
-                raise ValueError(f"Partition do not match: {part.partition_id!r} and {first.partition_id!r}")
-        extra = _merge_extra_info(part.extra_info for part in parts)
-        return cls(
-            keys=[key for part in parts for key in part.keys],
-            tags=[tags for part in parts for tags in part.tags],
-            partition_id=first.partition_id,
-            fields=None if first.fields is None else list(first.fields),
-            extra_info=extra or None,
-        )
-
-
-def _repeated(names: Sequence[str]) -> list[str]:
-    seen: set[str] = set()
-    return sorted({name for name in names if name in seen or seen.add(name)})  # type: ignore[func-returns-value]

@@ -30,9 +30,6 @@ def batch(rows: int, **columns: Any) -> TensorDict:
     return TensorDict(columns, batch_size=[rows])
 
 
-# ---- types that come back -------------------------------------------------------------------------------------------
-
-
 def test_objects_come_back_as_linked_lists_of_what_went_in(tq: Any) -> None:
     """Line 1: ROLL asserts LinkedList or Tensor, verl pops a column and calls tolist."""
     values: list[Any] = ["a", 1, {"k": [1, None]}, None]
@@ -83,9 +80,6 @@ def test_a_result_is_an_ordinary_tensordict(tq: Any) -> None:
     for again in (torch.load(file, weights_only=False), pickle.loads(pickle.dumps(got))):
         assert [r.tolist() for r in again["ids"].unbind()] == [[1], [2, 3], [4]]
         assert list(again["uid"]) == ["x", "y", "z"]
-
-
-# ---- kv_* -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_put_returns_the_batch_that_replaces_it(tq: Any) -> None:
@@ -139,9 +133,6 @@ def test_a_constant_column_is_stored_or_refused_by_name(tq: Any) -> None:
         assert list(tq.kv_batch_get(["a", "b"], "p")["who"]) == ["me", "me"]
 
 
-# ---- configuration --------------------------------------------------------------------------------------------------
-
-
 def test_the_packaged_configuration_goes_around(runtime_dir: Path) -> None:
     """Lines 16 to 19: NeMo-RL merges the packaged file and passes everything back; foreign keys stay."""
     packaged = yaml.safe_load((importlib.resources.files("transfer_queue") / "config.yaml").read_text())
@@ -159,9 +150,6 @@ def test_the_packaged_configuration_goes_around(runtime_dir: Path) -> None:
     transfer_queue.close()
     with pytest.raises(AssertionError):
         transfer_queue.get_client()
-
-
-# ---- low level ------------------------------------------------------------------------------------------------------
 
 
 def test_an_async_put_returns_the_very_metadata(tq: Any) -> None:
@@ -222,9 +210,6 @@ def test_names_of_partitions_may_be_long_and_have_any_characters(tq: Any) -> Non
     tq.kv_put("k", name, {"x": torch.zeros(1)})
     assert list(tq.kv_list(name)[name]) == ["k"]
     tq.get_client().clear_partition(name)
-
-
-# ---- concurrency ----------------------------------------------------------------------------------------------------
 
 
 def test_one_client_from_threads_loops_and_executors(tq: Any) -> None:

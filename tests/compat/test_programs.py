@@ -33,9 +33,6 @@ def ragged(*lengths: int, layout: torch.layout = torch.jagged) -> torch.Tensor:
     return torch.nested.nested_tensor([torch.arange(n) for n in lengths], layout=layout)
 
 
-# ---- types ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "column",
     [
@@ -101,9 +98,6 @@ def test_lists_of_ints(tq: Any) -> None:
     assert [[int(x) for x in row] for row in got["uneven"]] == [[1], [2, 3]]
 
 
-# ---- verl -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_replay_buffer_of_verl(tq: Any, tmp_path: Path) -> None:
     """Lines 4, 5, 8, 10, 12: put, filter the list, get, update tags, clear; a batch of the buffer is saved by torch."""
     saved = []
@@ -148,9 +142,6 @@ def test_a_checkpoint_between_steps(tq: Any, tmp_path: Path) -> None:
     assert ([row.tolist() for row in got["x"].unbind()], list(got["note"])) == ([[0, 1], [0]], [{"y": 1}, "x"])
 
 
-# ---- NeMo-RL --------------------------------------------------------------------------------------------------------
-
-
 def _remote(line: Any, packed: bytes, keys: list[str]) -> Any:
     conf = pickle.loads(packed)
     before = [row.tolist() for row in transfer_queue.kv_batch_get(keys, "p")["x"].unbind()]
@@ -190,9 +181,6 @@ def test_a_data_plane_of_nemo(runtime_dir: Path, nursery: Nursery) -> None:
         transfer_queue.close()
 
 
-# ---- ROLL -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("conf", [{"client": {"layout": "dense"}}])
 def test_a_cache_of_roll(tq: Any) -> None:
     """Lines 1, 2, 13, 30: dense columns by configuration, repeated keys, calls from an executor."""
@@ -209,9 +197,6 @@ def test_a_cache_of_roll(tq: Any) -> None:
     assert got["ids"][:, 1:].tolist() == [[1, 2], [4, 5], [4, 5]]
     assert got["ids"].repeat(2, 1).shape == (6, 3)
     assert list(got["domain"]) == ["m", "c", "c"]
-
-
-# ---- Relax and UniRL ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("conf", [BUDGET])
@@ -308,9 +293,6 @@ def _extend(line: Any, meta: Any) -> Any:
     client = transfer_queue.get_client()
     got = client.get_data(meta.select_fields(["x"]))
     return client.put(table(2, y=torch.stack([row.sum() for row in got["x"].unbind()])), metadata=meta)
-
-
-# ---- psrl -----------------------------------------------------------------------------------------------------------
 
 
 def test_races_of_psrl(tq: Any) -> None:

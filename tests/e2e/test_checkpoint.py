@@ -69,6 +69,16 @@ class TestSave:
             tq.save_checkpoint(tmp_path / "home")
         assert (tmp_path / "home" / "thesis.tex").read_text() == "years of work"
 
+    def test_files_beside_a_checkpoint_are_not_lost_with_it(self, tq: Any, tmp_path: Path) -> None:
+        tq.save_checkpoint(tmp_path / "c", metadata={"n": 1})
+        (tmp_path / "c" / "model.safetensors").write_text("weights")
+        client = tq.get_client()
+        for save in (tq.save_checkpoint, client.save_storage_checkpoint, client.save_controller_checkpoint):
+            with pytest.raises(FileExistsError):
+                save(tmp_path / "c")
+        assert (tmp_path / "c" / "model.safetensors").read_text() == "weights"
+        assert json.loads((tmp_path / "c" / "metadata.json").read_text())["user_metadata"] == {"n": 1}
+
     def test_a_place_that_cannot_be_written(self, tq: Any, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         with pytest.raises(OSError, match="file"):
@@ -146,6 +156,36 @@ class TestLoad:
                 tq.load_checkpoint(tmp_path / "c")
             path.write_bytes(content)
         tq.load_checkpoint(tmp_path / "c")
+
+    def test_metadata_that_contradicts_the_rest_is_refused_by_name(self, tq: Any, tmp_path: Path) -> None:
+        tq.kv_batch_put(["a", "b"], "p", _table(x=torch.arange(2)))
+        tq.save_checkpoint(tmp_path / "c", metadata={"loss": float("nan"), "text": 'a "NaN"'})
+        path = tmp_path / "c" / "metadata.json"
+        written = json.loads(path.read_text())
+        assert written["partitions"] == {"p": 2}
+        tq.kv_put("later", "p", {"x": torch.tensor(7)})
+        contradictions: list[tuple[dict[str, Any], Any, str]] = [
+            ({"format_version": 2}, tq.errors.VersionMismatchError, "format_version 2"),
+            ({"storage_saved": False}, tq.errors.CorruptionError, "storage_saved"),
+            ({"partitions": {"p": 3}}, tq.errors.CorruptionError, 'partition "p": 3 samples, but 2'),
+            ({"partitions": {"p": 2, "q": 1}}, tq.errors.CorruptionError, 'partition "q"'),
+            ({"partitions": {}}, tq.errors.CorruptionError, 'partition "p"'),
+            ({"user_metadata": 5}, tq.errors.CorruptionError, "user_metadata"),
+        ]
+        for change, error, what in contradictions:
+            path.write_text(json.dumps({**written, **change}))
+            with pytest.raises(error, match=what) as raised:
+                tq.load_checkpoint(tmp_path / "c")
+            assert str(path) in str(raised.value)
+            assert list(tq.kv_list("p")["p"]) == ["a", "b", "later"]
+        for text in ("", "[]", "{", "no json"):
+            path.write_text(text)
+            with pytest.raises(tq.errors.CorruptionError, match=r"metadata\.json"):
+                tq.load_checkpoint(tmp_path / "c")
+        for kept in ({}, {"user_metadata": {"mine": 1}}, written):
+            path.write_text(json.dumps(kept))
+            tq.load_checkpoint(tmp_path / "c")
+            assert list(tq.kv_list("p")["p"]) == ["a", "b"]
 
     def test_a_checkpoint_of_somebody_else(self, tq: Any, tmp_path: Path) -> None:
         tq.save_checkpoint(tmp_path / "c")
@@ -250,6 +290,11 @@ class TestDump:
         tq.kv_clear(["a", "t"], "p")
         assert tq.load_data_by_key(tmp_path / "d") == {"t": {"only": "tags"}, "a": {"n": 1}}
         assert tq.kv_batch_get("a", "p")["y"][0] == "text"
+
+    def test_what_is_missing_is_told_by_the_function_that_misses_it(self, tq: Any, tmp_path: Path) -> None:
+        for read in (tq.read_row_index, tq.load_data_by_key):
+            with pytest.raises(FileNotFoundError, match=f"^{read.__name__}: .*no_dump"):
+                read(tmp_path / "no_dump")
 
     def test_nothing_in_a_dump_runs_when_it_is_loaded(self, tq: Any, tmp_path: Path) -> None:
         mark = tmp_path / "mark"

@@ -258,9 +258,6 @@ def test_other_paths_and_methods(tq: Any) -> None:
     connection.close()
 
 
-# ---- where it is, and who knows -------------------------------------------------------------------------------------
-
-
 def _endpoints(line: Any, conf: Any = None) -> list[Any]:
     import transfer_queue as tq
 

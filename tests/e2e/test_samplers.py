@@ -15,8 +15,7 @@ from tensordict import TensorDict
 
 from processes import Nursery, until
 from sessions import workers
-from transfer_queue import errors
-from transfer_queue._register import register_sampler
+from transfer_queue import errors, register_sampler
 from transfer_queue.sampler import (
     BaseSampler,
     GRPOGroupNSampler,
@@ -182,6 +181,12 @@ class TestStreams:
         assert client.check_stream_drained("t", "p")
         assert not client.check_stream_drained("other", "p")
         assert not client.check_stream_drained("t", "nowhere")
+        with pytest.raises(TypeError, match="task_name: got NoneType"):
+            client.check_stream_drained(None, "p")
+        with pytest.raises(TypeError, match="partition_id: got NoneType"):
+            client.check_stream_drained("t", None)
+        with pytest.raises(ValueError, match="task_name ''"):
+            client.check_stream_drained("", "p")
 
     def test_tags_and_the_last_mark_of_a_put_by_metadata(self, tq: Any) -> None:
         client = tq.get_client()
@@ -317,6 +322,9 @@ class TestUsers:
 
     def test_the_partition_it_sees(self, tq: Any) -> None:
         tq.kv_batch_put(["a", "b", "c"], "p", _rows(3), [{"n": 5}, {}, {"n": 7}])
+        tq.kv_put("b", "p", {"y": "text"})
+        register_sampler(SequentialSampler)
+        assert tq.get_client().get_meta(["x"], 1, "p", task_name="other").global_indexes == [0]
 
         class Reads(SequentialSampler):
             def sample(
@@ -327,12 +335,37 @@ class TestUsers:
                 assert partition.keys_mapping == {"a": 0, "b": 1, "c": 2}
                 assert partition.revert_keys_mapping[2] == "c"
                 assert partition.total_samples_num == 3
+                assert (partition.total_fields_num, partition.field_name_mapping) == (2, {"x": 0, "y": 1})
+                column = partition.production_status[:3, partition.field_name_mapping["y"]]
+                assert (column.dtype, column.tolist()) == (torch.int8, [0, 1, 0])
+                assert partition.field_metadata["y"].global_indexes == {1}
+                assert partition.field_metadata["x"].dtype == torch.int64
+                assert partition.consumption_status["other"][:3].tolist() == [1, 0, 0]
+                partition.production_status[:] = 1  # a copy
+                partition.keys_mapping.clear()
                 assert partition.get_custom_meta([0]) == {0: {"n": 5}}
                 chosen = sorted(ready_indexes, key=lambda i: -partition.custom_meta[i].get("n", 0))[:batch_size]
                 return chosen, chosen
 
         register_sampler(Reads())
         assert _fetch(tq, 2).global_indexes == [2, 0]
+        assert tq.get_client().get_production_status(["y"], "p")[1].flatten().tolist()[:3] == [0, 1, 0]
+
+    def test_a_partition_that_is_cleared_while_it_looks_is_empty(self, tq: Any) -> None:
+        class Clears(SequentialSampler):
+            def sample(
+                self, ready_indexes: Any, batch_size: int, *args: Any, partition: Any = None, **kwargs: Any
+            ) -> Any:
+                tq.get_client().clear_partition("p")
+                shape = list(partition.production_status.shape)
+                assert (partition.global_indexes, partition.keys_mapping, partition.field_metadata) == (set(), {}, {})
+                assert (shape, partition.consumption_status, partition.custom_meta) == ([0, 0], {}, {})
+                raise ValueError("it was empty")
+
+        tq.kv_batch_put(["a", "b"], "p", _rows(2))
+        register_sampler(Clears())
+        with pytest.raises(ValueError, match="it was empty"):
+            _fetch(tq, 2)
 
 
 def _fetch_or_none(tq: Any) -> Any:
@@ -361,7 +394,7 @@ class TestAtRunTime:
     def test_another_process_registers_its_own(self, tq: Any, nursery: Nursery) -> None:
         def other(line: Any) -> None:
             import transfer_queue as tq
-            from transfer_queue._register import register_sampler
+            from transfer_queue import register_sampler
 
             class EverySecond(tq.BaseSampler):
                 def sample(self, ready_indexes: Any, batch_size: int, *args: Any, **kwargs: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import json
@@ -12,6 +13,7 @@ import socket
 import stat
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import pytest
 import torch
 
 from processes import Child, Nursery, descriptors, until
-from transfer_queue import errors
+from transfer_queue import _session, errors
 
 
 def _join(line: Any, conf: Any = None) -> None:
@@ -115,6 +117,44 @@ def test_death_of_the_owner_is_seen_within_two_seconds(nursery: Nursery) -> None
         tq.close()
 
 
+def test_init_gives_another_session_for_one_that_has_lost_its_owner(nursery: Nursery) -> None:
+    owner = _owner(nursery)
+    import transfer_queue as tq
+
+    lost = tq.init()
+    owner.signal(signal.SIGKILL)
+    owner.wait()
+    client = tq.get_client()
+    try:
+        with pytest.raises(ConnectionError):
+            tq.kv_list()
+        conf = tq.init()
+        assert conf.controller.zmq_info.pid == os.getpid() != lost.controller.zmq_info.pid
+        tq.kv_put("a", "p", {"x": torch.ones(1)})
+        assert tq.get_client().kv_list() == {"p": {"a": {}}}
+        with pytest.raises(ConnectionError):
+            client.kv_list(timeout=1)
+        assert tq.init().controller.zmq_info.pid == os.getpid()
+        assert tq.kv_list() == {"p": {"a": {}}}
+    finally:
+        tq.close()
+
+
+def test_init_stays_with_an_owner_that_is_stopped(nursery: Nursery) -> None:
+    owner = _owner(nursery)
+    import transfer_queue as tq
+
+    before = tq.init()
+    owner.signal(signal.SIGSTOP)
+    try:
+        assert tq.init().controller.zmq_info.session == before.controller.zmq_info.session
+        owner.signal(signal.SIGCONT)
+        assert list(tq.kv_list()) == ["p"]
+    finally:
+        owner.signal(signal.SIGCONT)
+        tq.close()
+
+
 def _clients() -> int:
     from transfer_queue import _calls, _requests, _session
 
@@ -177,6 +217,33 @@ def test_init_returns_the_running_configuration_which_pickles(nursery: Nursery) 
         tq.close()
 
 
+def _implicit_joins() -> dict[str, Callable[[Any, Path], Any]]:
+    return {
+        "kv_list": lambda tq, _: tq.kv_list(),
+        "kv_put": lambda tq, _: tq.kv_put("a", "p", tag={"x": 1}),
+        "async_kv_list": lambda tq, _: asyncio.run(tq.async_kv_list()),
+        "list_units": lambda tq, _: tq.list_units(),
+        "get_metrics_endpoint": lambda tq, _: tq.get_metrics_endpoint(),
+        "save_checkpoint": lambda tq, folder: tq.save_checkpoint(folder),
+    }
+
+
+@pytest.mark.parametrize("name", list(_implicit_joins()))
+def test_a_call_that_joins_sets_the_handles_of_the_process(nursery: Nursery, tmp_path: Path, name: str) -> None:
+    _owner(nursery, {})
+    import transfer_queue as tq
+
+    for _ in range(2):  # again after a close
+        assert (tq.interface._TQ_CONTROLLER, tq.interface._TQ_CLIENT) == (None, None)
+        _implicit_joins()[name](tq, tmp_path / "c")
+        try:
+            assert _session.current().info == tq.interface._TQ_CONTROLLER
+            assert tq.interface._TQ_CLIENT is tq.get_client()
+            assert tq.get_client().controller_info == _session.current().info
+        finally:
+            tq.close()
+
+
 def test_a_session_can_be_closed_and_opened_again(runtime_dir: Path) -> None:
     import transfer_queue as tq
 
@@ -210,6 +277,18 @@ def test_namespaces_and_directories_separate_sessions(nursery: Nursery, tq: Any,
     assert nursery.start(other, None, str(tmp_path)).result() == {"p": {"theirs": {}}}
     assert tq.kv_list() == {"p": {"ours": {}}}
     assert set(nursery.start(other, None, None).result()["p"]) == {"ours", "theirs"}
+
+
+def test_a_process_is_in_one_namespace_at_a_time(tq: Any) -> None:
+    from omegaconf import OmegaConf
+
+    tq.kv_put("a", "p", tag={})
+    for conf in ({"namespace": "other"}, OmegaConf.create({"namespace": "other"})):
+        with pytest.raises(errors.InvalidStateError, match=r"namespace 'default'.*'other'"):
+            tq.init(conf)
+    for conf in (None, {}, {"namespace": "default"}, tq.init()):
+        tq.init(conf)
+        assert list(tq.kv_list()) == ["p"]
 
 
 def test_files_of_a_session_are_private(tq: Any, runtime_dir: Path) -> None:
@@ -269,9 +348,6 @@ def test_the_secret_is_asked_for(tq: Any, runtime_dir: Path, nursery: Nursery) -
     assert told != "let in"
     assert "secret" in told or "session" in told
     assert nursery.start(other).result() == "let in"
-
-
-# ---- rendezvous files -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

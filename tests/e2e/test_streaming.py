@@ -87,9 +87,6 @@ def worker_pids() -> set[int]:
     return {child.pid for child in multiprocessing.active_children() if child.pid}
 
 
-# ---- what comes out -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("workers", [0, 1, 2, 4])
 def test_the_stream_is_the_same_for_any_number_of_workers(tq: Any, stream: Any, workers: int) -> None:
     lengths = [row % 4 for row in range(42)]
@@ -262,9 +259,6 @@ def test_a_stream_that_does_not_check_never_ends(tq: Any, stream: Any) -> None:
     assert time.monotonic() - began < 3, "workers that wait end at once"
 
 
-# ---- reset and step -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_reset_and_step_in_the_middle(tq: Any, stream: Any, workers: int, persistent: bool) -> None:
@@ -379,9 +373,6 @@ def test_spawned_workers(tq: Any, stream: Any) -> None:
     assert seen + flat(running) == first
     loader.step("q")
     assert flat(loader) == second
-
-
-# ---- functions of the user ------------------------------------------------------------------------------------------
 
 
 def test_functions_and_collation(tq: Any, stream: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -510,9 +501,6 @@ class TestTokenBudget:
         dataset = stream(should_check_consumption_status=False, fetch_batch_fn=fetch, process_batch_fn=whole)
         got = [numbers(piece) for piece in StreamingDataLoader(dataset, num_workers=workers)]
         assert got == [[0, 1], [2], [3, 4], [5], [6], [7]]
-
-
-# ---- what is left behind --------------------------------------------------------------------------------------------
 
 
 def test_batches_that_are_kept_hold_no_descriptors(tq: Any, stream: Any) -> None:

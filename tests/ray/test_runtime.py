@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 import urllib.request
 from pathlib import Path
@@ -47,6 +48,11 @@ def test_actors_and_tasks_join_by_themselves_and_exchange_data(tq: Any, ray: Any
     assert ray.get(one.total.remote("b")) == 55
     assert ray.get(read.remote("a")) == sum(range(300_000))
     assert list(tq.kv_list("p")["p"]) == ["a", "b"]
+
+
+def test_who_joins_by_a_call_has_the_handle_of_the_controller(tq: Any, ray: Any, worker: Any) -> None:
+    tq.kv_put("a", "p", tag={"x": 1})
+    assert ray.get(worker().handles.remote()) == ("ActorHandle", True, True)
 
 
 def test_the_actors_reserve_nothing_and_have_the_names_that_programs_look_for(tq: Any, ray: Any) -> None:
@@ -121,6 +127,18 @@ def test_a_session_whose_controller_is_killed_is_unavailable_and_can_be_replaced
     transfer_queue.close()
     transfer_queue.init()
     assert transfer_queue.kv_list() == {}
+    transfer_queue.close()
+    assert_nothing_left(ray)
+
+
+def test_init_replaces_a_session_whose_controller_was_killed(ray: Any) -> None:
+    before = transfer_queue.init()
+    os.kill(before.controller.zmq_info.pid, signal.SIGKILL)
+    until(lambda: not os.path.exists(f"/proc/{before.controller.zmq_info.pid}"), "the controller is dead")
+    after = transfer_queue.init()
+    assert after.controller.zmq_info.session != before.controller.zmq_info.session
+    transfer_queue.kv_put("a", "p", fields={"x": torch.arange(3)})
+    assert transfer_queue.kv_list() == {"p": {"a": {}}}
     transfer_queue.close()
     assert_nothing_left(ray)
 

@@ -35,9 +35,6 @@ def base_of(fields: Any) -> int:
     return COLUMN.unpack(bytes(_values.memory_at(packed.address, COLUMN.size)))[5]
 
 
-# ---- tensors --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype_travels_bit_for_bit(dtype):
     if dtype.itemsize == 1 and dtype.is_floating_point:
@@ -96,9 +93,6 @@ def test_a_row_put_alone_has_the_shape_it_has():
         column = stored({"x": value})
         assert_stored(column, [value])
         assert column.ragged == min(value.dim(), 1)
-
-
-# ---- nested tensors -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("offsets", [torch.int64, torch.int32], ids=str)
@@ -167,9 +161,6 @@ def test_ragged_rows_of_a_lazy_stack_are_a_tensor_column():
     assert [cell.data for cell in columns["note"].cells] == [b"n2", b"n3"]
 
 
-# ---- objects --------------------------------------------------------------------------------------------------------
-
-
 def objects(column: Column) -> list[Any]:
     """The values of an object column."""
     assert (column.kind, column.form) == (2, OBJECTS)
@@ -223,9 +214,6 @@ def test_large_values_are_lent_not_joined():
     raw = COLUMN.unpack(bytes(_values.memory_at(packed.address, COLUMN.size)))
     assert np.frombuffer(_values.memory_at(raw[9], 8), dtype=np.uint64)[0] == _values.address_of(large)
     assert objects(stored({"x": large})) == [large]
-
-
-# ---- refusals -------------------------------------------------------------------------------------------------------
 
 
 def fake() -> torch.Tensor:
@@ -291,9 +279,6 @@ def test_other_refusals_name_the_field():
             refused()
 
 
-# ---- schemas --------------------------------------------------------------------------------------------------------
-
-
 def test_schemas_describe_what_is_stored():
     ragged, _ = ragged_on_2([2, 3])
     fields = table(
@@ -313,8 +298,6 @@ def test_schemas_describe_what_is_stored():
     assert schemas["t"] == {"dtype": None, "shape": None, "is_nested": False, "is_non_tensor": True}
     assert tuple(schemas["j"]["shape"]) == (4,)
 
-
-# ---- Python work of a unit ------------------------------------------------------------------------------------------
 
 KINDS = {
     "numbers": ramp(2, dtype=torch.float32),

@@ -31,9 +31,6 @@ def storage(**section: Any) -> dict[str, Any]:
     return {"backend": {"SimpleStorage": section}}
 
 
-# ---- defaults -------------------------------------------------------------------------------------------------------
-
-
 def test_defaults_are_those_of_the_peer_and_ours():
     conf = yaml.safe_load((resources.files("transfer_queue") / "config.yaml").read_text())
     assert conf == defaults()
@@ -88,9 +85,6 @@ def test_defaults_pass_the_check_with_every_backend(backend):
 def test_omegaconf_is_not_imported_before_it_is_needed():
     code = "import sys, transfer_queue.config; sys.exit('omegaconf' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
-# ---- merging --------------------------------------------------------------------------------------------------------
 
 
 def test_the_users_values_win_and_the_rest_stays():
@@ -165,8 +159,6 @@ def test_objects_in_a_config_of_omegaconf_survive():
     assert load(conf).controller.sampler is sampler
 
 
-# ---- checking -------------------------------------------------------------------------------------------------------
-
 WRONG = [
     ({"runtime": "slurm"}, "runtime: got 'slurm', want 'auto' or 'embedded' or 'attach' or 'ray'"),
     ({"namespace": ""}, "namespace: got '', want 1 to 64"),
@@ -215,7 +207,8 @@ def test_wrong_values_are_refused_with_key_value_and_want(conf, message):
 
 
 def test_a_section_that_is_not_used_may_hold_anything():
-    load({"backend": {"MooncakeStore": {"hard_pin": 3}}})
+    load({"backend": {"storage_backend": "SimpleStorage", "MooncakeStore": {"hard_pin": 3}}})
+    load({"backend": {"SimpleStorage": {"put_wait_s": 1}, "MooncakeStore": {"hard_pin": 3}}})
     load(storage(ssd_offload={"threshold_bytes": 0}))
     load({"backend": {"storage_backend": "RayStore", "SimpleStorage": {"num_data_storage_units": 0}}})
 
@@ -224,3 +217,44 @@ def test_whole_floats_and_paths_become_what_is_wanted(tmp_path):
     conf = load(storage(memory_limit_bytes=4e9, ssd_offload={"enabled": True, "path": Path(tmp_path)}))
     assert type(conf.backend.SimpleStorage.memory_limit_bytes) is int
     assert conf.backend.SimpleStorage.ssd_offload.path == str(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["MooncakeStore", "Yuanrong", "RayStore"])
+@pytest.mark.parametrize(
+    "more", [{}, {"SimpleStorage": None}, {"storage_backend": "???"}, {"foreign": {"x": 1}}], ids=str
+)
+def test_a_section_of_another_backend_alone_is_a_contradiction(name, more):
+    with pytest.raises(
+        ValueError, match=rf"^config: backend\.{name}: given without backend\.storage_backend, .*'SimpleStorage'"
+    ):
+        load({"backend": {name: {"worker_port": 1234, "hard_pin": True}, **more}})
+
+
+def test_all_sections_that_contradict_are_named():
+    both = {"backend": {"MooncakeStore": {"protocol": "rdma"}, "Yuanrong": {"worker_port": 1}}}
+    for conf in (both, OmegaConf.create(both), OmegaConf.create({"tq": both}).tq):
+        with pytest.raises(ValueError, match=r"backend\.MooncakeStore and backend\.Yuanrong: given without"):
+            load(conf)
+
+
+def test_the_packaged_sections_contradict_nothing():
+    whole = defaults()
+    del whole["backend"]["storage_backend"]
+    assert OmegaConf.to_container(load(whole)) == defaults()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("simplestorage", "SimpleStorage"),
+        ("SimpleStroage", "SimpleStorage"),
+        ("Simple_Storage", "SimpleStorage"),
+        ("MooncakeStorage", "MooncakeStore"),
+        ("YuanRong", "Yuanrong"),
+        ("storage_backnd", "storage_backend"),
+    ],
+)
+def test_a_misspelt_section_is_refused_by_name(wrong, right):
+    for value in ({"num_data_storage_units": 5}, None, "MooncakeStore"):
+        with pytest.raises(ValueError, match=rf"^config: backend\.{wrong}: nothing is called so, want '{right}'"):
+            load({"backend": {"storage_backend": "SimpleStorage", wrong: value}})

@@ -5,11 +5,16 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+import pickletools
 from typing import Any
 
 import pytest
+import torch
+from tensordict import TensorDict
 
-from transfer_queue.metadata import KVBatchMeta
+import transfer_queue
+from transfer_queue import metadata
+from transfer_queue.metadata import BatchMeta, KVBatchMeta
 
 
 def meta(*keys: str, **more: Any) -> KVBatchMeta:
@@ -134,3 +139,16 @@ def test_it_is_a_dataclass_that_pickles_compares_and_shows_its_five_fields():
     assert "size" not in repr(batch)
     batch.tags, batch.extra_info = [{}, {}], {"assigned": True}
     assert batch != meta("a", "b")
+
+
+def test_pickles_name_only_where_programs_may_look():
+    rows = TensorDict({"x": torch.arange(2), "y": torch.zeros(2, 3)}, batch_size=[2])
+    meta = BatchMeta([3, 4], ["p", "p"], custom_meta=[{"a": 1}, {}]).add_fields(rows)
+    for value in (meta, meta.chunk(2)[0], KVBatchMeta(["a"], [{"n": 1}], "p", ["x"])):
+        for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+            packed = pickle.dumps(value, protocol)
+            strings = [text for _, text, _ in pickletools.genops(packed) if isinstance(text, str)]
+            named = {word for text in strings for word in text.split() if word.startswith("transfer_queue")}
+            assert named == {"transfer_queue.metadata"}
+            assert type(pickle.loads(packed)) is type(value)
+    assert metadata.KVBatchMeta is KVBatchMeta is transfer_queue.KVBatchMeta

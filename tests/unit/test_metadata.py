@@ -128,9 +128,6 @@ def test_repeated_samples_have_tags_of_their_own():
     assert batch.custom_meta == [{"n": "first"}, {"n": 10}]
 
 
-# ---- construction ---------------------------------------------------------------------------------------------------
-
-
 def test_properties_describe_the_batch():
     batch = meta([7, 3], "zeta", "alpha")
     assert (batch.size, len(batch), batch.field_names, batch.is_ready) == (2, 2, ["alpha", "zeta"], True)
@@ -231,9 +228,6 @@ def test_ready_is_what_it_was_until_fields_are_added():
     assert not batch.is_ready
 
 
-# ---- replies --------------------------------------------------------------------------------------------------------
-
-
 def ints(*numbers: int) -> bytes:
     return struct.pack(f"<{len(numbers)}q", *numbers)
 
@@ -288,9 +282,6 @@ def test_a_reply_becomes_a_batch():
 def test_a_reply_without_status_is_ready():
     batch = BatchMeta._from_reply([1, 2], [0, 0], "p", [("x", FieldSchema.uniform(torch.int64, ()))], None)
     assert (batch.is_ready, batch.custom_meta) == (True, [{}, {}])
-
-
-# ---- fields and tags ------------------------------------------------------------------------------------------------
 
 
 def test_unknown_fields_are_a_key_error():
@@ -412,9 +403,6 @@ def test_extra_info_is_a_dict_of_the_batch():
     assert batch.extra_info == {}
 
 
-# ---- selection ------------------------------------------------------------------------------------------------------
-
-
 def test_selections_outside_of_the_batch_are_refused():
     batch = meta([10, 11, 12], "x")
     for index in (3, -1):
@@ -454,9 +442,6 @@ def test_samples_are_read_only_views():
     with pytest.raises(IndexError):
         batch.samples[4]
     assert dict(meta([1], "x").samples[0].custom_meta) == {}
-
-
-# ---- splitting and merging ------------------------------------------------------------------------------------------
 
 
 def test_chunk_gives_the_first_parts_one_sample_more(caplog):
@@ -563,9 +548,6 @@ def test_copy_is_deep():
     twin.extra_info["e"].append(2)
     twin.global_indexes.append(2)
     assert (batch.custom_meta, batch.extra_info, batch.global_indexes) == ([{"a": [1]}], {"e": [1]}, [1])
-
-
-# ---- size -----------------------------------------------------------------------------------------------------------
 
 
 def large(size: int = 100_000) -> BatchMeta:

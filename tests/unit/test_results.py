@@ -56,9 +56,6 @@ def core() -> Core:
     return Core()
 
 
-# ---- containers -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("count", [1, 2, 7])
 @pytest.mark.parametrize("inline", [False, True], ids=["tokens", "inline"])
 def test_a_batch_of_any_size_has_all_its_columns(core, count, inline):
@@ -172,9 +169,6 @@ def test_no_columns_are_an_empty_result_without_rows(core):
     assert (data.batch_size, list(data.keys())) == (torch.Size([0]), [])
 
 
-# ---- what programs do with results ----------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def data(core: Core) -> TensorDict:
     fields = table(
@@ -271,9 +265,6 @@ def test_copies_outlive_the_memory_of_the_result(core, how):
 def test_a_pickle_holds_one_column_of_a_shared_block_only(core):
     data = round_trip(table(2, x=ramp(2, 3), big=torch.zeros(2, 1 << 16)), core)
     assert len(pickle.dumps(data.select("x"))) < 10_000
-
-
-# ---- memory ---------------------------------------------------------------------------------------------------------
 
 
 def test_results_are_writable_and_independent(core):
@@ -393,9 +384,6 @@ def test_unknown_dtypes_and_forms_are_refused_and_give_memory_back(core):
 
 def _patch(address: int, value: int) -> None:
     ctypes.c_uint8.from_address(address).value = value
-
-
-# ---- stacks ---------------------------------------------------------------------------------------------------------
 
 
 def test_members_are_built_as_the_constructor_builds_them():

@@ -36,9 +36,6 @@ def lengths(*values: int) -> SimpleNamespace:
     return SimpleNamespace(custom_meta={index: {"total_lengths": n} for index, n in enumerate(values)})
 
 
-# ---- promises -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_no_sample_is_promised_to_two_ranks_in_whatever_order_they_ask(seed: int) -> None:
     rng = random.Random(seed)
@@ -94,9 +91,6 @@ def test_what_a_caller_does_to_its_answer_changes_nothing() -> None:
         sampled.clear()
         consumed.append(9)
         assert sampler([], 2, **ask(0, 0)) == ([1, 2], [1, 2])
-
-
-# ---- balance --------------------------------------------------------------------------------------------------------
 
 
 def test_groups_are_dealt_out_by_their_length() -> None:
@@ -164,9 +158,6 @@ def test_groups_in_put_order_when_the_partition_says_so() -> None:
     assert stream([0, 1, 2, 6, 7], 1, **ask(0, 0), token_budget=3, partition=partition)[0] == [2, 6, 7]
 
 
-# ---- streams --------------------------------------------------------------------------------------------------------
-
-
 def test_a_stream_on_lists() -> None:
     sampler: Any = StreamingTokenBudgetSampler()
     weights = lengths(4, 3, 3, 50, 2)
@@ -197,9 +188,6 @@ def test_a_stream_refuses_what_makes_no_sense() -> None:
         sampler([1], 1, **ask(0, 0), token_budget=0)
     with pytest.raises(ValueError, match="balance_unit_multiplier must be positive"):
         StreamingTokenBudgetSampler(balance_unit_multiplier=0)
-
-
-# ---- the choice -----------------------------------------------------------------------------------------------------
 
 
 class Child(GRPOGroupNSampler):
@@ -247,9 +235,6 @@ def test_an_object_that_cannot_be_pickled() -> None:
     odd.lock = __import__("threading").Lock()  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match=r"controller.sampler cannot be pickled: TypeError"):
         describe(odd)
-
-
-# ---- calls of the core ----------------------------------------------------------------------------------------------
 
 
 def call(method: str, **more: Any) -> _sampler_jobs._Call:
@@ -318,9 +303,6 @@ def test_news_are_told_once_and_in_order() -> None:
     asked(loaded, 0, news=[first, second])
     asked(loaded, 0, news=[first, second])
     assert sampler.told == [("p", "t"), ("p", None), ("p", [1, 4]), ("q", "cleared")]
-
-
-# ---- plain values ---------------------------------------------------------------------------------------------------
 
 
 def test_plain_values_come_back_as_they_were() -> None:

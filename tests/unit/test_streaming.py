@@ -108,9 +108,6 @@ def test_what_cannot_be_cut() -> None:
         chunk_batch_fn(data, metadata(6), 1)
 
 
-# ---- packing --------------------------------------------------------------------------------------------------------
-
-
 def sent(value: Any) -> Any:
     return pickle.loads(pickle.dumps(_packing.pack(value)))
 
@@ -177,9 +174,6 @@ def test_large_blocks_leave_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> No
     kept = [sent(torch.full((1000,), number)) for number in range(50)]
     assert len(os.listdir("/proc/self/fd")) <= before
     assert [int(one[-1]) for one in kept] == list(range(50))
-
-
-# ---- turns and settings ---------------------------------------------------------------------------------------------
 
 
 def test_a_new_run_ends_the_ones_before() -> None:

@@ -49,9 +49,6 @@ def codecs(*values: Any) -> list[int]:
     return list(encode_objects("x", list(values)).codecs)
 
 
-# ---- codecs ---------------------------------------------------------------------------------------------------------
-
-
 class Text(str):
     __slots__ = ()
 
@@ -106,9 +103,6 @@ def test_a_part_of_a_column_can_be_read():
         data = data_of(column)
         offsets = list(itertools.accumulate(column.sizes, initial=0))
         assert decode_objects(_values.address_of(data), offsets[1:], column.codecs[1:]) == values[1:]
-
-
-# ---- pickled values -------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
@@ -186,9 +180,6 @@ def _dedent(code: str) -> str:
     return "\n".join(line.removeprefix(" " * 8) for line in code.splitlines())
 
 
-# ---- tensors inside values ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.filterwarnings("ignore:ComplexHalf support:UserWarning")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_tensors_inside_values_keep_their_bits(dtype):
@@ -227,8 +218,6 @@ def test_other_layouts_inside_values_are_left_to_torch():
     assert got["sparse"].to_dense().tolist() == [[1, 0], [0, 1]]
     assert [row.tolist() for row in got["ragged"].unbind()] == [[1], [1, 2]]
 
-
-# ---- arrays ---------------------------------------------------------------------------------------------------------
 
 ARRAYS = {
     "numbers": np.array([[3, 0, 7], [1, 5, 9]], dtype=np.int16),
@@ -284,9 +273,6 @@ def test_a_column_of_arrays_comes_back():
     want = [np.full(n, n, dtype=np.float32) for n in range(20)]
     for got, one in zip(round_trip(*want), want, strict=True):
         assert np.array_equal(got, one)
-
-
-# ---- what cannot be stored or read ----------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_pickled_names_field_row_and_type():

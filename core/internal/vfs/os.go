@@ -20,8 +20,10 @@ func (OS) Create(name string) (File, error) {
 	return file(os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o666))
 }
 
-// Open implements FS.
-func (OS) Open(name string) (File, error) { return file(os.Open(name)) }
+// Open implements FS. It does not wait for somebody who writes to a pipe.
+func (OS) Open(name string) (File, error) {
+	return file(os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0))
+}
 
 // file keeps a nil pointer from becoming an interface that is not nil.
 func file(f *os.File, err error) (File, error) {

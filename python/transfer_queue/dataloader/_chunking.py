@@ -11,6 +11,7 @@ from tensordict.base import TensorDictBase
 from torch import Tensor
 
 from transfer_queue._results import jagged, table
+from transfer_queue._whole_numbers import whole_number
 from transfer_queue.errors import InvalidArgumentError, WrongTypeError
 from transfer_queue.metadata import BatchMeta
 
@@ -45,8 +46,7 @@ def chunk_batch_fn(
     """
     if not isinstance(td, TensorDictBase):
         raise WrongTypeError(f"td: got {type(td).__name__}, want a TensorDict", "chunk_batch_fn")
-    if isinstance(micro_batch_size, bool) or not isinstance(micro_batch_size, int) or micro_batch_size < 1:
-        raise InvalidArgumentError(f"micro_batch_size {micro_batch_size!r}: want at least 1", "chunk_batch_fn")
+    micro_batch_size = whole_number(micro_batch_size, "micro_batch_size", "chunk_batch_fn")
     if not td.batch_size:
         raise InvalidArgumentError("td: it has no batch dimension", "chunk_batch_fn")
     rows = td.batch_size[0]

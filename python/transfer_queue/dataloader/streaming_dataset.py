@@ -13,6 +13,7 @@ from tensordict import TensorDict
 from torch.utils.data import IterableDataset, get_worker_info
 
 from transfer_queue import _calls, _environment, _requests
+from transfer_queue._whole_numbers import whole_number
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.dataloader._chunking import chunk_batch_fn
 from transfer_queue.dataloader._turns import Pause, Run, Turns, alone
@@ -169,7 +170,11 @@ class StreamingDataset(IterableDataset[Any]):
         process_batch_fn: Callable[..., Iterable[Any]] | None = None,
     ) -> None:
         super().__init__()
-        self._check(batch_size, micro_batch_size, data_fields, dp_rank)
+        op = "StreamingDataset"
+        self.batch_size = whole_number(batch_size, "batch_size", op)
+        self.micro_batch_size = whole_number(micro_batch_size, "micro_batch_size", op)
+        self.dp_rank = whole_number(dp_rank, "dp_rank", op, least=0)
+        self._check(data_fields)
         for name, text in {"partition_id": partition_id, "task_name": task_name}.items():
             if not isinstance(text, str):
                 raise WrongTypeError(f"{name}: got {type(text).__name__}, want a str", "StreamingDataset")
@@ -178,10 +183,8 @@ class StreamingDataset(IterableDataset[Any]):
                 raise WrongTypeError(f"{name}: got {type(function).__name__}, want a callable", "StreamingDataset")
         self.config = config
         self.controller_info = _address(config)
-        self.batch_size, self.micro_batch_size = batch_size, micro_batch_size
         self.data_fields, self.partition_id, self.task_name = list(data_fields), partition_id, task_name
-        self.dp_rank = dp_rank
-        self.sampling_config = {"dp_rank": dp_rank, "task_name": task_name}
+        self.sampling_config = {"dp_rank": self.dp_rank, "task_name": task_name}
         self.should_check_consumption_status = should_check_consumption_status
         self.fetch_batch_fn = fetch_batch_fn or default_fetch_batch_fn
         self.process_batch_fn = process_batch_fn or chunk_batch_fn
@@ -192,17 +195,12 @@ class StreamingDataset(IterableDataset[Any]):
         self._run = self._alone()
 
     @staticmethod
-    def _check(batch_size: int, micro_batch_size: int, data_fields: Any, dp_rank: int) -> None:
-        for name, number, least in (
-            ("batch_size", batch_size, 1),
-            ("micro_batch_size", micro_batch_size, 1),
-            ("dp_rank", dp_rank, 0),
-        ):
-            if isinstance(number, bool) or not isinstance(number, int) or number < least:
-                raise InvalidArgumentError(
-                    f"{name} {number!r}: want a whole number of at least {least}", "StreamingDataset"
-                )
-        if isinstance(data_fields, str) or not all(isinstance(name, str) for name in data_fields):
+    def _check(data_fields: Any) -> None:
+        if isinstance(data_fields, str) or not isinstance(data_fields, Iterable):
+            raise WrongTypeError(
+                f"data_fields: got {type(data_fields).__name__}, want a list of str", "StreamingDataset"
+            )
+        if not all(isinstance(name, str) for name in data_fields):
             raise WrongTypeError("data_fields: want a list of str", "StreamingDataset")
         if not data_fields:
             raise InvalidArgumentError("data_fields: got none, want at least one", "StreamingDataset")
@@ -213,8 +211,6 @@ class StreamingDataset(IterableDataset[Any]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._run = self._alone()
-
-    # ---- replay and partitions --------------------------------------------------------------------------------------
 
     def reset(self) -> None:
         """Begin again: what is in ``buffer`` is replayed from memory, then fetching goes on."""
@@ -232,8 +228,6 @@ class StreamingDataset(IterableDataset[Any]):
     def _alone(self, consumed: bool = False) -> Run:
         steps, parent = self._steps, os.getppid() if get_worker_info() else None
         return alone(lambda: self._steps != steps or (parent is not None and os.getppid() != parent), consumed)
-
-    # ---- iteration --------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
         return self._logged(self._pieces() if self._turns is None else self._batches(self._turns))
@@ -296,8 +290,6 @@ class StreamingDataset(IterableDataset[Any]):
 
     def _process(self, batch: Batch) -> Iterable[Any]:
         return self.process_batch_fn(*batch, micro_batch_size=self.micro_batch_size)
-
-    # ---- fetching ---------------------------------------------------------------------------------------------------
 
     def _create_client(self) -> StreamClient:
         return StreamClient(f"streaming-{uuid.uuid4().hex[:8]}", self.controller_info)

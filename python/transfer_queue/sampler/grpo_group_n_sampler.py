@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from transfer_queue._whole_numbers import positive
 from transfer_queue.sampler.base import BaseSampler
 
 __all__ = ["GRPOGroupNSampler"]
@@ -28,9 +29,7 @@ class GRPOGroupNSampler(BaseSampler):
 
     def __init__(self, n_samples_per_prompt: int = 1) -> None:
         super().__init__()
-        if n_samples_per_prompt <= 0:
-            raise ValueError(f"n_samples_per_prompt must be positive, got {n_samples_per_prompt}")
-        self.n_samples_per_prompt = n_samples_per_prompt
+        self.n_samples_per_prompt = positive(n_samples_per_prompt, "n_samples_per_prompt")
 
     def sample(
         self,

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from transfer_queue._partition_snapshot import FieldMetadata, PartitionSnapshot
 
 __all__ = ["Partition"]
 
@@ -12,7 +17,8 @@ __all__ = ["Partition"]
 class Partition:
     """A partition as a sampler sees it. What is not an attribute below is read from the session when it is first used.
 
-    So it is as of then, which may be a moment later than the list of ready samples.
+    So it is as of then, which may be a moment later than the list of ready samples. ``custom_meta`` is read alone, what
+    comes behind it below all at once. They are copies: changing them changes nothing in the session.
 
     Attributes:
         partition_id: name of the partition.
@@ -42,23 +48,57 @@ class Partition:
         return {index: self.custom_meta[index] for index in global_indexes if index in self.custom_meta}
 
     @cached_property
+    def _whole(self) -> PartitionSnapshot:
+        """All of the partition, at the moment when something of it is first asked for."""
+        whole: PartitionSnapshot = self._call("snapshot", self.partition_id)
+        return whole
+
+    @property
     def global_indexes(self) -> set[int]:
-        """The indexes of the partition, with those that are only reserved."""
-        return set(self.custom_meta)
+        """The samples that were written."""
+        return self._whole.global_indexes
+
+    @property
+    def pre_allocated_global_indexes(self) -> set[int]:
+        """Indexes that are reserved for the next samples."""
+        return self._whole.pre_allocated_global_indexes
 
     @property
     def total_samples_num(self) -> int:
-        """Number of its indexes."""
-        return len(self.custom_meta)
+        """Number of the samples that were written."""
+        return self._whole.total_samples_num
 
-    @cached_property
+    @property
+    def total_fields_num(self) -> int:
+        """Number of the fields that were ever written."""
+        return self._whole.total_fields_num
+
+    @property
     def revert_keys_mapping(self) -> dict[int, str]:
         """The key of every sample that has one, by its index."""
-        indexes = list(self.custom_meta)
-        keys = self._call("keys", (self.partition_id, indexes)) if indexes else []
-        return {index: key for index, key in zip(indexes, keys, strict=True) if key is not None}
+        return self._whole.revert_keys_mapping
 
-    @cached_property
+    @property
     def keys_mapping(self) -> dict[str, int]:
-        """The index of every key."""
-        return {key: index for index, key in self.revert_keys_mapping.items()}
+        """The index of every key, in the order of registration."""
+        return self._whole.keys_mapping
+
+    @property
+    def field_name_mapping(self) -> dict[str, int]:
+        """The column of every field in ``production_status``."""
+        return self._whole.field_name_mapping
+
+    @property
+    def field_metadata(self) -> dict[str, FieldMetadata]:
+        """What the holders of every field have in common: dtype, shape, their indexes."""
+        return self._whole.field_metadata
+
+    @property
+    def production_status(self) -> torch.Tensor:
+        """int8[index, column], 1 for a cell that is there."""
+        return self._whole.production_status
+
+    @property
+    def consumption_status(self) -> dict[str, torch.Tensor]:
+        """Task -> int8[index], 1 for a sample that the task has consumed."""
+        return self._whole.consumption_status

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+from transfer_queue._whole_numbers import positive
 from transfer_queue.sampler.grpo_group_n_sampler import GRPOGroupNSampler
 
 __all__ = ["SeqlenBalancedSampler", "get_seqlen_balanced_partitions", "karmarkar_karp"]
@@ -111,9 +112,7 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
 
     def __init__(self, n_samples_per_prompt: int = 1, dp_size: int = 1) -> None:
         super().__init__(n_samples_per_prompt)
-        if dp_size <= 0:
-            raise ValueError(f"dp_size must be positive, got {dp_size}")
-        self.dp_size = dp_size
+        self.dp_size = positive(dp_size, "dp_size")
         # Both by partition, task and batch: the shares, and the ranks that have not asked for theirs.
         self._shares: dict[str, dict[str, dict[Any, list[list[int]]]]] = {}
         self._open: dict[str, dict[str, dict[Any, list[int]]]] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from transfer_queue._whole_numbers import positive
 from transfer_queue.sampler.grpo_group_n_sampler import GRPOGroupNSampler
 from transfer_queue.sampler.seqlen_balanced_sampler import _lengths
 
@@ -51,9 +52,7 @@ class StreamingTokenBudgetSampler(GRPOGroupNSampler):
 
     def __init__(self, n_samples_per_prompt: int = 1, balance_unit_multiplier: int = 1) -> None:
         super().__init__(n_samples_per_prompt)
-        if balance_unit_multiplier <= 0:
-            raise ValueError(f"balance_unit_multiplier must be positive, got {balance_unit_multiplier}")
-        self.balance_unit_multiplier = balance_unit_multiplier
+        self.balance_unit_multiplier = positive(balance_unit_multiplier, "balance_unit_multiplier")
         # By partition and task: (rank, batch) that were answered with the end.
         self._ends: dict[str, dict[str, list[tuple[Any, Any]]]] = {}
 

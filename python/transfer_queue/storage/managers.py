@@ -143,6 +143,9 @@ class AsyncSimpleStorageManager(StorageManager):
 class KVStorageManager(StorageManager):
     """Base of the managers of key-value stores, whose client `StorageClientFactory` knows as ``client_name``.
 
+    The values of a session are in its own units, and its controller knows of no others. This release moves none to or
+    from such a store: what would do so raises before the store sees anything.
+
     Args:
         controller_info: address of the controller.
         config: section of the backend.
@@ -157,6 +160,30 @@ class KVStorageManager(StorageManager):
         if not name:
             raise InvalidArgumentError(f"{type(self).__name__}: config has no client_name")
         self.storage_client = StorageClientFactory.create(name, dict(config))
+
+    async def put_data(self, data: TensorDict, metadata: BatchMeta, data_parser: Any = None) -> None:
+        """Store the columns of samples.
+
+        Raises:
+            UnimplementedError: always (a NotImplementedError).
+        """
+        raise self._missing("put")
+
+    async def get_data(self, metadata: BatchMeta) -> TensorDict:
+        """Read the fields of samples.
+
+        Raises:
+            UnimplementedError: always (a NotImplementedError).
+        """
+        raise self._missing("get_data")
+
+    async def clear_data(self, metadata: BatchMeta, fields: list[str] | None = None) -> None:
+        """Remove the cells of samples.
+
+        Raises:
+            UnimplementedError: always (a NotImplementedError).
+        """
+        raise self._missing("clear")
 
     @staticmethod
     def storage_keys(metadata: BatchMeta) -> list[str]:
@@ -191,6 +218,17 @@ class StorageManagerFactory:
         return known
 
     @classmethod
+    def registered(cls, manager_type: str) -> type[StorageManager]:
+        """The class of that name.
+
+        Raises:
+            UnknownManagerError: nothing of that name is registered (an AssertionError and a ValueError).
+        """
+        if manager_type not in cls._known:
+            raise UnknownManagerError(f"Unknown storage manager {manager_type!r}, have {sorted(cls._known)}")
+        return cls._known[manager_type]
+
+    @classmethod
     def create(
         cls, manager_type: str, controller_info: ZMQServerInfo, config: Mapping[str, Any], **options: Any
     ) -> StorageManager:
@@ -199,9 +237,7 @@ class StorageManagerFactory:
         Raises:
             UnknownManagerError: nothing of that name is registered (an AssertionError and a ValueError).
         """
-        if manager_type not in cls._known:
-            raise UnknownManagerError(f"Unknown storage manager {manager_type!r}, have {sorted(cls._known)}")
-        made = cls._known[manager_type]
+        made = cls.registered(manager_type)
         taken = inspect.signature(made).parameters
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
             foreign = sorted(set(options) - set(taken))
@@ -216,17 +252,21 @@ def initialized(session: Session, manager_type: str, config: Any) -> StorageMana
 
     Raises:
         UnknownManagerError: nothing of that name is registered (an AssertionError and a ValueError).
+        UnimplementedError: it is not that of the session's own units, past which a client would go (a
+            NotImplementedError).
         InvalidArgumentError: the section has no addresses of units (a ValueError).
         UnavailableError: a unit is gone (a ConnectionError).
     """
     if not hasattr(config, "get"):
         raise WrongTypeError(f"config: got {type(config).__name__}, want the section of the backend", _INITIALIZE)
-    manager = StorageManagerFactory.create(manager_type, session.info, config)
-    if isinstance(manager, AsyncSimpleStorageManager):
-        units = [info for info in unit_addresses(config) if info.socket != session.info.socket]
-        if units:
-            _calls.run(session.handle, _controller_requests.join_units(units, session.timeout_s))
-    return manager
+    made = StorageManagerFactory.registered(manager_type)
+    if made is not AsyncSimpleStorageManager:
+        what = f"storage manager {manager_type!r} ({made.__name__})"
+        raise UnimplementedError(f"{what}: a client exchanges data with the session's own units only", _INITIALIZE)
+    units = [info for info in unit_addresses(config) if info.socket != session.info.socket]
+    if units:
+        _calls.run(session.handle, _controller_requests.join_units(units, session.timeout_s))
+    return made(session.info, config)
 
 
 _INITIALIZE = "initialize_storage_manager"
