@@ -148,10 +148,13 @@ func Loads(l Lease) bool {
 	return ok && o.Loads()
 }
 
-// Counters counts what has happened in a store with a disk tier, in cells and bytes.
+// Counters counts what lies in the tiers of a store and what has happened there, in cells and bytes. Logical bytes count a value
+// that several cells share once for each.
 type Counters struct {
-	DiskCells    int64 // lie on disk now, staged ones included
-	DiskPhysical int64 // bytes that their files take on disk now, less headers and index
+	MemoryCells, MemoryLogical int64
+	MemoryPhysical             int64 // bytes of the pages that hold cells or are kept for the next
+	DiskCells, DiskLogical     int64
+	DiskPhysical               int64 // bytes that the files take on disk, less headers and index
 
 	WrittenCells, WrittenBytes   int64 // went to disk when they were put
 	SpilledCells, SpilledBytes   int64 // moved to disk to make room

@@ -151,6 +151,11 @@ func (w *worker) write() error {
 			columns = append(columns, w.column(field, len(indexes)))
 		}
 	}
+	for i := range columns {
+		if w.rnd.IntN(4) == 0 {
+			columns[i] = w.shared(columns[i])
+		}
+	}
 	tx, err := w.s.Stage(w.partition, descriptors(columns))
 	if tqerr.CodeOf(err) == tqerr.ResourceExhausted {
 		return nil
@@ -168,11 +173,27 @@ func (w *worker) write() error {
 		if w.cells[c.Field] == nil {
 			w.cells[c.Field] = map[int64]row{}
 		}
-		for i, r := range c.list() {
+		for i, r := range c.expand().list() {
 			w.cells[c.Field][indexes[i]] = r
 		}
 	}
 	return nil
+}
+
+// shared lets all samples of a column share a few of its rows.
+func (w *worker) shared(f filled) filled {
+	n := 1 + w.rnd.IntN(f.Rows)
+	share := make([]uint32, f.Rows)
+	for i := range share {
+		share[i] = uint32(w.rnd.IntN(n))
+	}
+	for row := range n { // each has a holder
+		share[row] = uint32(row)
+	}
+	w.rnd.Shuffle(len(share), func(i, j int) { share[i], share[j] = share[j], share[i] })
+	out := filled{Column: f.Slice(0, n), rows: f.rows[:n]}
+	out.Share = share
+	return out
 }
 
 // present picks indexes that have all of some fields, with repetitions, and says what a read must return.

@@ -82,10 +82,10 @@ func (s *Table) Pin(name string, fields []string, samples []schema.Sample) (stor
 		out[i] = store.Run{Rows: int(run.n), Block: s.blockLocked(run)}
 		l.pins[i] = s.pinLocked(run)
 		e := s.mu.extents.At(run.extent)
-		e.touched = s.mu.clock
-		if e.reads < math.MaxUint8 {
+		if e.reads < math.MaxUint8 && e.touched != s.mu.clock { // several runs of one extent are one touch
 			e.reads++
 		}
+		e.touched = s.mu.clock
 		if e.tier == onDisk {
 			s.loadLaterLocked(l, &out[i], run, field, row)
 		}

@@ -44,7 +44,7 @@ func (s *Table) Stage(partition string, columns []schema.Column) (store.Staged, 
 	tx := &staged{s: s, partition: partition, columns: columns}
 	tx.extents, tx.blocks = make([]uint32, len(columns)), make([]store.Block, len(columns))
 	if len(columns) > 0 {
-		tx.rows = columns[0].Rows
+		tx.rows = columns[0].Samples()
 	}
 	if s.opts.Disk != nil {
 		forced := s.tooLarge(sizes)
@@ -61,7 +61,7 @@ func (s *Table) Stage(partition string, columns []schema.Column) (store.Staged, 
 		return nil, err
 	}
 	for i := range columns {
-		if tx.rows > 0 {
+		if columns[i].Rows > 0 {
 			tx.extents[i] = s.newExtentLocked(&columns[i], tx.blocks[i], tierOf(tx.blocks[i]))
 		}
 	}
@@ -336,13 +336,22 @@ func (tx *staged) Commit(samples []schema.Sample) {
 		if id == 0 {
 			continue
 		}
-		s.mu.extents.At(id).staged = false
+		if tx.columns[i].Share != nil {
+			n := 0
+			for part+n < len(tx.parts) && tx.parts[part+n].column == i {
+				n++
+			}
+			freed += tx.bindSharedLocked(i, tx.parts[part:part+n], samples)
+			part += n
+			continue
+		}
+		s.liveLocked(id)
 		c := s.columnLocked(tx.partition, tx.columns[i].Field)
 		at := 0
 		for ; part < len(tx.parts) && tx.parts[part].column == i; part++ {
 			p := &tx.parts[part]
 			freed += s.bindLocked(c, id, at, samples[at:p.from])
-			s.mu.extents.At(p.extent).staged = false
+			s.liveLocked(p.extent)
 			freed += s.bindLocked(c, p.extent, 0, samples[p.from:p.to])
 			if n := s.freeRowsLocked(rowRun{id, uint32(p.from), uint32(p.to - p.from)}); s.opts.MemoryLimit > 0 {
 				freed += n // it was staging: room only where there is a limit

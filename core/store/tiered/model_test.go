@@ -71,6 +71,12 @@ func (c *client) put() error {
 		rows, list = append(rows, bytesOf(c.seed)), append(list, c.sample(i))
 		column.Lengths = append(column.Lengths, int64(len(rows[len(rows)-1])))
 	}
+	if c.rnd.IntN(4) == 0 { // all have the value of the first, and share it
+		for i := from; i < from+n; i++ {
+			seeds[i] = seeds[from]
+		}
+		column.Rows, column.Lengths, column.Share, rows = 1, column.Lengths[:1], make([]uint32, n), rows[:1]
+	}
 	tx, err := c.stage(column)
 	if err != nil {
 		return err

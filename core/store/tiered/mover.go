@@ -138,6 +138,10 @@ func (s *Store) byUse(list []table.Listed) []table.Listed {
 		}
 		uses := make([]store.Use, len(l.Samples))
 		(*advise)(l.Partition, l.Samples, uses)
+		if l.Shared {
+			all = append(all, ranked{l, slices.Max(uses)})
+			continue
+		}
 		for from := 0; from < len(uses); {
 			to := from + 1
 			for to < len(uses) && uses[to] == uses[from] {
@@ -182,7 +186,7 @@ func steps(list []table.Listed) (out [][]table.Cells) {
 func cut(l table.Listed) []table.Listed {
 	rows := int64(len(l.Samples))
 	each := max(1, rows*moveStep/max(l.Bytes, 1))
-	if each >= rows {
+	if each >= rows || l.Shared {
 		return []table.Listed{l}
 	}
 	var out []table.Listed

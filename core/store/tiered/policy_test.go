@@ -80,7 +80,10 @@ func TestSpillStopsAtTheLowWatermark(t *testing.T) {
 		wait()
 		require.Equal(t, int64(50*kib), s.Stats().MemoryUsed)
 		require.Len(t, onDisk(s), 4)
-		require.Equal(t, store.Counters{DiskCells: 4, DiskPhysical: 40 * kib, SpilledCells: 4, SpilledBytes: 40 * kib}, s.Counters())
+		require.Equal(t, store.Counters{
+			MemoryCells: 5, MemoryLogical: 50 * kib, DiskCells: 4, DiskLogical: 40 * kib, DiskPhysical: 40 * kib,
+			SpilledCells: 4, SpilledBytes: 40 * kib,
+		}, s.Counters())
 		for i := range int64(9) {
 			requireValue(t, s, i, 10*kib)
 		}
