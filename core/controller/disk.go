@@ -103,10 +103,12 @@ func unlimited(limit int64) int64 {
 	return limit
 }
 
-// countDisk fills in what a unit with a disk counts.
-func countDisk(u node, info *wire.UnitInfo) {
+// countTiers fills in what a unit counts.
+func countTiers(u node, info *wire.UnitInfo) {
 	n := u.Counters()
 	info.DiskCells, info.DiskPhysical = n.DiskCells, n.DiskPhysical
 	info.SpilledBytes, info.PromotedBytes = n.SpilledBytes, n.PromotedBytes
 	info.CompactedBytes, info.FallbackCells = n.CompactedBytes, n.FallbackCells
+	info.DiskLogical, info.MemoryCells, info.MemoryLogical, info.MemoryPhysical = n.DiskLogical, n.MemoryCells, n.MemoryLogical, n.MemoryPhysical
+	info.WrittenCells, info.WrittenBytes, info.SpilledCells, info.PromotedCells = n.WrittenCells, n.WrittenBytes, n.SpilledCells, n.PromotedCells
 }

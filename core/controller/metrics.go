@@ -208,16 +208,10 @@ func requestMetrics(name string, s *metrics.Series) wire.RequestMetrics {
 }
 
 func (m *metered) metrics(info wire.UnitInfo) wire.UnitMetrics {
-	out := wire.UnitMetrics{Info: info, Resident: info.MemoryUsed, Requests: []wire.RequestMetrics{
+	return wire.UnitMetrics{Info: info, Resident: info.MemoryPhysical, Requests: []wire.RequestMetrics{
 		requestMetrics("PUT_DATA", &m.put), requestMetrics("GET_DATA", &m.get),
 		requestMetrics("CLEAR_DATA", &m.clear), requestMetrics("UPDATE_DATA", &m.update),
 	}}
-	if n, here := m.node.(inside); here {
-		if u, tells := n.Unit.(interface{ Resident() int64 }); tells {
-			out.Resident = u.Resident()
-		}
-	}
-	return out
 }
 
 // metrics answers with all counters and gauges. It takes the read lock for as long as a listing of the partitions does.

@@ -121,12 +121,11 @@ func (u *Unit) Pin(partition string, fields []string, samples []schema.Sample) (
 	return u.Read(partition, fields, samples)
 }
 
-// Counters counts what the disk holds and what has moved there and back; zero without a disk.
+// Counters counts what the tiers hold and what has moved between them.
 func (u *Unit) Counters() store.Counters {
-	if u.tiers == nil {
-		return store.Counters{}
-	}
-	return u.tiers.Counters()
+	n := u.Store.(interface{ Counters() store.Counters }).Counters()
+	n.MemoryPhysical = u.Resident()
+	return n
 }
 
 // Advise lets somebody say what samples are needed for, when cells have to move to disk.

@@ -37,6 +37,7 @@ type ParseSpec struct {
 	Rows      int
 	Operands  []Operand
 	Callable  []byte
+	Dedup     []string // fields whose equal results are stored once
 	Stage     func(columns []schema.Column) (store.Staged, error)
 
 	Staged store.Staged // as in an UpdateSpec

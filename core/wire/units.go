@@ -77,7 +77,8 @@ type UnitTransformRequest struct {
 	Update    bool
 	Merge     string
 	Callable  []byte
-	WaitMS    int64 // how long the result may wait for memory
+	WaitMS    int64   // how long the result may wait for memory
+	Dedup     Strings // as in a PutRequest
 }
 
 // UnitStatsRequest asks for what the unit holds; with Wait, for the moment when that is less memory or disk than the given.
@@ -114,9 +115,11 @@ type UnitStats struct {
 	Disk        UnitDisk
 }
 
-// UnitDisk is what a unit counts about its disk.
+// UnitDisk is what a unit counts about its tiers.
 type UnitDisk struct {
 	Cells, Physical, Spilled, Promoted, Compacted, Fallback int64
+
+	Logical, MemoryCells, MemoryLogical, MemoryPhysical, WrittenCells, Written, SpilledCells, PromotedCells int64
 }
 
 // UnitColumn is one column of a read or of a result.

@@ -228,6 +228,7 @@ func (u *Unit) Update(ctx context.Context, spec *unit.UpdateSpec) (*unit.Transfo
 func (u *Unit) Parse(ctx context.Context, spec *unit.ParseSpec) (*unit.Transformed, error) {
 	return u.transform(ctx, spec.Operands, spec.Staged, &wire.UnitTransformRequest{
 		Partition: spec.Partition, Keys: spec.Keys, Rows: spec.Rows, Callable: spec.Callable, WaitMS: spec.Wait.Milliseconds(),
+		Dedup: spec.Dedup,
 	})
 }
 

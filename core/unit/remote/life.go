@@ -73,7 +73,9 @@ func (l *life) stats() wire.UnitStats {
 		Cells: st.Cells, Staged: st.Staged, Leases: st.Leases, Staging: st.Staging, Scratch: st.Scratch,
 		Disk: wire.UnitDisk{
 			Cells: n.DiskCells, Physical: n.DiskPhysical, Spilled: n.SpilledBytes, Promoted: n.PromotedBytes,
-			Compacted: n.CompactedBytes, Fallback: n.FallbackCells,
+			Compacted: n.CompactedBytes, Fallback: n.FallbackCells, Logical: n.DiskLogical,
+			MemoryCells: n.MemoryCells, MemoryLogical: n.MemoryLogical, MemoryPhysical: n.MemoryPhysical,
+			WrittenCells: n.WrittenCells, Written: n.WrittenBytes, SpilledCells: n.SpilledCells, PromotedCells: n.PromotedCells,
 		},
 	}
 }
@@ -174,7 +176,7 @@ func (l *life) commit(r *request) (*wire.UnitReply, error) {
 	ready := t != nil && t.staged != nil && t.users == 0
 	rows := len(samples) // of no columns
 	if ready && len(t.columns) > 0 {
-		rows = t.columns[0].Rows
+		rows = t.columns[0].Samples()
 	}
 	if ready && rows == len(samples) {
 		delete(l.mu.txns, req.Txn)

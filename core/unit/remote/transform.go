@@ -121,7 +121,8 @@ func (l *life) compute(ctx context.Context, req *wire.UnitTransformRequest, samp
 	}
 	if !req.Update {
 		return l.unit.Parse(ctx, &unit.ParseSpec{
-			Partition: req.Partition, Keys: req.Keys, Rows: req.Rows, Operands: operands, Callable: req.Callable, Stage: stage,
+			Partition: req.Partition, Keys: req.Keys, Rows: req.Rows, Operands: operands, Callable: req.Callable,
+			Dedup: req.Dedup, Stage: stage,
 		})
 	}
 	return l.unit.Update(ctx, &unit.UpdateSpec{

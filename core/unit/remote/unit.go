@@ -131,14 +131,16 @@ func (u *Unit) Stats() store.Stats {
 	}
 }
 
-// Counters is what the unit had counted about its disk when it answered last.
+// Counters is what the unit had counted when it answered last.
 func (u *Unit) Counters() store.Counters {
 	u.state.Lock()
 	defer u.state.Unlock()
 	d := u.state.stats.Disk
 	return store.Counters{
 		DiskCells: d.Cells, DiskPhysical: d.Physical, SpilledBytes: d.Spilled, PromotedBytes: d.Promoted,
-		CompactedBytes: d.Compacted, FallbackCells: d.Fallback,
+		CompactedBytes: d.Compacted, FallbackCells: d.Fallback, DiskLogical: d.Logical,
+		MemoryCells: d.MemoryCells, MemoryLogical: d.MemoryLogical, MemoryPhysical: d.MemoryPhysical,
+		WrittenCells: d.WrittenCells, WrittenBytes: d.Written, SpilledCells: d.SpilledCells, PromotedCells: d.PromotedCells,
 	}
 }
 
