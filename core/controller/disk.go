@@ -34,12 +34,16 @@ func prepareShares(ctx context.Context, shares []share) error {
 	if slices.ContainsFunc(shares, func(sh share) bool { return sh.unit.waits() }) {
 		limit = len(shares)
 	}
-	return together(ctx, len(shares), limit, func(_ context.Context, i int) error {
+	err := together(ctx, len(shares), limit, func(ctx context.Context, i int) error {
 		if shares[i].staged == nil {
 			return nil
 		}
-		return store.Prepare(shares[i].staged)
+		return store.Prepare(ctx, shares[i].staged)
 	})
+	if err != nil && ctx.Err() != nil {
+		return ctxError(ctx, "writing values to disk")
+	}
+	return err
 }
 
 // prepareResults does the same for the results of a transformation.

@@ -111,7 +111,7 @@ func (p *meteredPut) Commit(samples []schema.Sample) {
 }
 
 // Prepare implements store.Preparer.
-func (p *meteredPut) Prepare() error { return store.Prepare(p.Staged) }
+func (p *meteredPut) Prepare(ctx context.Context) error { return store.Prepare(ctx, p.Staged) }
 
 // Writes implements store.Preparer.
 func (p *meteredPut) Writes() bool { return store.Writes(p.Staged) }

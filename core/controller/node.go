@@ -107,6 +107,9 @@ func (s *Server) node(id uint32) node { return s.nodes.Load().byID[id] }
 
 // addLocked makes a unit known. Called with mu held, or before the server is shared.
 func (s *Server) addLocked(n node) {
+	if a, asks := n.(interface{ Advise(store.Advisor) }); asks {
+		a.Advise(s.advise)
+	}
 	n = meter(n)
 	old := s.nodes.Load()
 	next := &nodes{byID: map[uint32]node{n.ID(): n}, order: append(slices.Clone(old.order), n)}

@@ -5,6 +5,7 @@
 package store
 
 import (
+	"context"
 	"fmt"
 	"math"
 
@@ -99,9 +100,10 @@ type Lease interface {
 }
 
 // Preparer is a Staged that has to write to disk. Prepare does that when its blocks are filled, before Commit, and may take
-// long. When it fails nothing is visible and the write has to be aborted. Commit does it too, but has no way to fail then.
+// long. When it fails, or ctx ends, nothing is visible and the write has to be aborted. Commit does it too, but has no way to
+// fail then.
 type Preparer interface {
-	Prepare() error
+	Prepare(ctx context.Context) error
 	// Writes reports whether Prepare has something to do.
 	Writes() bool
 }
@@ -121,9 +123,9 @@ type Loader interface {
 }
 
 // Prepare calls Prepare where there is one.
-func Prepare(s Staged) error {
+func Prepare(ctx context.Context, s Staged) error {
 	if p, ok := s.(Preparer); ok {
-		return p.Prepare()
+		return p.Prepare(ctx)
 	}
 	return nil
 }
@@ -173,7 +175,7 @@ const (
 	Wanted
 )
 
-// Advisor fills in what samples of a partition are needed for.
+// Advisor fills in what samples of a partition are needed for, as far as it knows: uses are Wanted before.
 type Advisor func(partition string, samples []schema.Sample, uses []Use)
 
 // DamagedError says which cell's bytes on disk cannot be read or are not what was written.

@@ -98,6 +98,8 @@ func samples() []any {
 		&UnitTransformRequest{Txn: 2, Partition: text, Samples: *named, Keys: keys(2), Rows: 2, Columns: []Column{objects}, Operand: 1,
 			Update: true, Merge: "add", Callable: []byte{0}, WaitMS: 30000},
 		&UnitStatsRequest{Wait: true, Memory: 1, Disk: 2},
+		&UnitAdviseRequest{Question: 7, Uses: []byte{0, 2}},
+		&UnitReply{Question: &UnitQuestion{Number: 7, Partition: text, Samples: *named}},
 		&UnitReply{Stats: UnitStats{Count: 3, MemoryUsed: 1 << 40, Leases: 2, Scratch: 5, Disk: UnitDisk{Cells: 1, Fallback: 6}}, Blocks: []Block{{Segment: 1, Size: 8}}, Filled: true,
 			Columns: []UnitColumn{{Column: free, Runs: []UnitRun{{Rows: 2, Block: Block{Offset: 64, Size: 12}}}}, {Column: Column{Field: "none"}}},
 			Missing: &MissingCell{Field: "x", Index: 4, Generation: 7, Stale: true}, Writes: true,
@@ -122,7 +124,7 @@ func TestEveryMessageComesBackAsItWas(t *testing.T) {
 	}
 	// Messages inside messages are covered with them.
 	for _, inner := range []string{"Part", "Block", "PutResult", "GetColumn", "Run", "ListedPartition", "Event", "UnitInfo", "PartitionSummary", "Sharing", "PartRows",
-		"UnitAddress", "UnitStats", "UnitColumn", "UnitRun", "MissingCell", "DamagedCell", "UnitDisk", "UnitOpened"} {
+		"UnitAddress", "UnitStats", "UnitColumn", "UnitRun", "MissingCell", "DamagedCell", "UnitDisk", "UnitOpened", "UnitQuestion"} {
 		seen[inner] = true
 	}
 	for _, name := range declared(t) {

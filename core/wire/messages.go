@@ -66,6 +66,7 @@ const (
 	OpUnitTransform
 	OpUnitStats
 	OpUnitPrepare
+	OpUnitAdvise
 )
 
 // Request is what a client asks. Sequence names a request that changes or grants something (0: none; see Sequence): one that

@@ -88,6 +88,20 @@ type UnitStatsRequest struct {
 	Disk   int64
 }
 
+// UnitAdviseRequest lies at a unit until that has to move cells and asks what their samples are needed for. It brings the answer
+// to the question before: one store.Use per sample.
+type UnitAdviseRequest struct {
+	Question uint64 // 0: none
+	Uses     []byte
+}
+
+// UnitQuestion asks what samples are needed for.
+type UnitQuestion struct {
+	Number    uint64
+	Partition string
+	Samples   Samples
+}
+
 // UnitReply answers every request of a controller that did not fail. Stats are those after the request.
 type UnitReply struct {
 	Stats   UnitStats
@@ -98,6 +112,8 @@ type UnitReply struct {
 	Opened  *UnitOpened
 	Writes  bool         // of a stage: OpUnitPrepare, which takes a TxnRequest, has to come before the commit
 	Damaged *DamagedCell // of a read or a transformation that has failed for it
+
+	Question *UnitQuestion // of an OpUnitAdvise
 }
 
 // UnitStats counts what a unit holds. A higher Count was taken later.

@@ -1,6 +1,7 @@
 package disktier
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -104,7 +105,7 @@ func (c *crasher) put() error {
 			copy(to[int64(i)*size:], value(c.seed, size))
 		}
 	}
-	if err := store.Prepare(tx); err != nil || c.rnd.IntN(6) == 0 {
+	if err := store.Prepare(context.Background(), tx); err != nil || c.rnd.IntN(6) == 0 {
 		tx.Abort()
 		return err
 	}

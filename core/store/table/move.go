@@ -1,6 +1,8 @@
 package table
 
 import (
+	"context"
+
 	"transferqueue/core/schema"
 	"transferqueue/core/store"
 	"transferqueue/core/tqerr"
@@ -333,7 +335,7 @@ func (s *Table) appendToMove(buffer []byte, m *moving) []byte {
 // copyLarge writes a run by itself.
 func (s *Table) copyLarge(m *moving) (err error) {
 	if m.sums == nil {
-		m.sums, err = s.writeSummed(m.to, &m.rows, s.Bytes(m.from))
+		m.sums, err = s.writeSummed(context.Background(), m.to, &m.rows, s.Bytes(m.from))
 		return err
 	}
 	data := make([]byte, m.from.Size)

@@ -1,6 +1,7 @@
 package table
 
 import (
+	"context"
 	"fmt"
 
 	"transferqueue/core/schema"
@@ -218,7 +219,7 @@ func (tx *staged) Blocks() []store.Block { return tx.blocks }
 func (tx *staged) Writes() bool { return len(tx.parts) > 0 && !tx.prepared }
 
 // Prepare implements store.Preparer: it writes what goes to disk.
-func (tx *staged) Prepare() error {
+func (tx *staged) Prepare(ctx context.Context) error {
 	s := tx.s
 	if tx.prepared || len(tx.parts) == 0 {
 		return nil
@@ -235,7 +236,7 @@ func (tx *staged) Prepare() error {
 		blocks = append(blocks, b)
 		data := s.Bytes(tx.blocks[p.column])[p.bytes.Offset : p.bytes.Offset+p.bytes.Size]
 		column := rowsOfColumn(&tx.columns[p.column], p.from, p.to)
-		if sums[i], err = s.writeSummed(b, &column, data); err != nil {
+		if sums[i], err = s.writeSummed(ctx, b, &column, data); err != nil {
 			break
 		}
 	}
@@ -315,7 +316,7 @@ func (tx *staged) Commit(samples []schema.Sample) {
 		return
 	}
 	fallback := int64(0)
-	if s.open(tx) && tx.Prepare() != nil {
+	if s.open(tx) && tx.Prepare(context.Background()) != nil {
 		for i := range tx.parts {
 			fallback += int64(tx.parts[i].to - tx.parts[i].from)
 		}

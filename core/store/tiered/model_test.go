@@ -1,6 +1,7 @@
 package tiered
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -85,7 +86,7 @@ func (c *client) put() error {
 	for _, row := range rows {
 		to = to[copy(to, row):]
 	}
-	if err := store.Prepare(tx); err != nil {
+	if err := store.Prepare(context.Background(), tx); err != nil {
 		return err
 	}
 	if c.rnd.IntN(8) == 0 {

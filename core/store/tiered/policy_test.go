@@ -3,6 +3,7 @@
 package tiered
 
 import (
+	"context"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -33,7 +34,7 @@ func put(t testing.TB, s *Store, from int64, count int, size int64) {
 	for i := range b {
 		b[i] = byte(from + int64(i)/size)
 	}
-	require.NoError(t, store.Prepare(tx))
+	require.NoError(t, store.Prepare(context.Background(), tx))
 	tx.Commit(samples(from, count))
 }
 

@@ -3,6 +3,7 @@
 package tiered
 
 import (
+	"context"
 	"slices"
 	"testing"
 
@@ -20,7 +21,7 @@ func putShared(t testing.TB, s *Store, from int64, count int, size int64) {
 	tx, err := s.Stage("p", []schema.Column{column})
 	require.NoError(t, err)
 	copy(s.Bytes(tx.Blocks()[0]), slices.Repeat([]byte{7}, int(size)))
-	require.NoError(t, store.Prepare(tx))
+	require.NoError(t, store.Prepare(context.Background(), tx))
 	tx.Commit(samples(from, count))
 }
 

@@ -15,6 +15,7 @@
 package tiered
 
 import (
+	"context"
 	"errors"
 	"sync"
 	"sync/atomic"
@@ -150,7 +151,7 @@ type staged struct {
 }
 
 // Prepare implements store.Preparer.
-func (tx *staged) Prepare() error { return store.Prepare(tx.Staged) }
+func (tx *staged) Prepare(ctx context.Context) error { return store.Prepare(ctx, tx.Staged) }
 
 // Writes implements store.Preparer.
 func (tx *staged) Writes() bool {

@@ -41,13 +41,13 @@ func (s *staged) Abort() {
 // Writes implements store.Preparer. A result of a transformation is prepared by the unit before it answers.
 func (s *staged) Writes() bool { return s.writes }
 
-// Prepare implements store.Preparer. It waits for the unit.
-func (s *staged) Prepare() error {
+// Prepare implements store.Preparer. It waits for the unit, which stops when the write is aborted.
+func (s *staged) Prepare(ctx context.Context) error {
 	if !s.writes {
 		return nil
 	}
 	a := s.u.post(wire.OpUnitPrepare, &wire.TxnRequest{Txn: s.number}, nil)
-	err := a.wait(s.u.ctx)
+	err := a.wait(ctx)
 	s.writes = err != nil
 	return err
 }

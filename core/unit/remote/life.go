@@ -16,12 +16,14 @@ type life struct {
 	peer    uint64
 	last    uint64 // number of the latest request; guarded by Server.mu
 	freed   *unit.Freed
+	gone    chan struct{}  // closed when the controller is
 	running sync.WaitGroup // transformations, and what reads and writes the disk
 	mu      struct {
 		sync.Mutex
 		txns   map[uint64]*txn
 		leases map[uint64]store.Lease
 		count  uint64 // of stats that were taken
+		advice advice
 		ended  bool
 	}
 }
@@ -36,7 +38,7 @@ type txn struct {
 }
 
 func newLife(u *unit.Unit, freed *unit.Freed, peer uint64) *life {
-	l := &life{unit: u, freed: freed, peer: peer, last: 1}
+	l := &life{unit: u, freed: freed, peer: peer, last: 1, gone: make(chan struct{})}
 	l.mu.txns, l.mu.leases = map[uint64]*txn{}, map[uint64]store.Lease{}
 	return l
 }
@@ -46,8 +48,18 @@ var errGone = tqerr.New(tqerr.Cancelled, "the controller is gone")
 // end drops what is staged and leased. The contexts of all requests have ended.
 func (l *life) end() {
 	l.mu.Lock()
+	if l.mu.ended {
+		l.mu.Unlock()
+		return
+	}
 	l.mu.ended = true
+	asking := l.mu.advice.standing
+	l.mu.advice.standing = nil
 	l.mu.Unlock()
+	close(l.gone)
+	if asking != nil {
+		asking.fail(errGone)
+	}
 	l.running.Wait()
 	l.mu.Lock()
 	txns, leases := l.mu.txns, l.mu.leases

@@ -1,6 +1,7 @@
 package remote
 
 import (
+	"context"
 	"errors"
 	"sync"
 
@@ -164,17 +165,21 @@ func (l *life) prepare(r *request) (*wire.UnitReply, error) {
 	l.mu.Lock()
 	t := l.mu.txns[req.Txn]
 	ready := t != nil && t.staged != nil && t.users == 0 && !l.mu.ended
+	ctx, cancel := context.WithCancel(r.ctx)
 	if ready {
 		t.users++
+		t.cancel = cancel
 		l.running.Add(1)
 	}
 	l.mu.Unlock()
 	if !ready {
+		cancel()
 		return nil, tqerr.New(tqerr.NotFound, "write %d is not staged", req.Txn)
 	}
 	return l.later(r, func() (*wire.UnitReply, error) {
 		defer l.leave(t)
-		return nil, store.Prepare(t.staged)
+		defer cancel()
+		return nil, store.Prepare(ctx, t.staged)
 	})
 }
 

@@ -45,7 +45,7 @@ func (l *life) transform(r *request) (*wire.UnitReply, error) {
 		defer l.leave(operand)
 		computed, err := l.compute(ctx, &req, samples, operands)
 		if err == nil {
-			if err = store.Prepare(computed.Staged); err != nil {
+			if err = store.Prepare(ctx, computed.Staged); err != nil {
 				computed.Staged.Abort()
 			}
 		}

@@ -46,6 +46,7 @@ type Unit struct {
 
 		listening bool // a request of listen is with the unit
 		again     bool // another one has to follow
+		advisor   store.Advisor
 	}
 }
 
@@ -180,6 +181,7 @@ type answer struct {
 	payload []byte
 	err     error
 	listens bool        // it is the answer to listen
+	asks    bool        // it is a question
 	must    atomic.Bool // an error means that the unit cannot be used
 }
 
@@ -246,6 +248,9 @@ func (a *answer) settle(reply *wire.Reply, err error) {
 	a.insist()
 	if again && err == nil {
 		a.u.listen()
+	}
+	if a.asks && err == nil && a.reply.Question != nil {
+		a.u.asked(a.reply.Question)
 	}
 }
 
