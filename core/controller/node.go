@@ -52,6 +52,8 @@ type node interface {
 	Delete(partition string, fields []string, samples []schema.Sample) unit.Deleting
 	Update(ctx context.Context, spec *unit.UpdateSpec) (*unit.Transformed, error)
 	Parse(ctx context.Context, spec *unit.ParseSpec) (*unit.Transformed, error)
+	// Piece reads bytes of a lease of this unit, as store.Streamer does.
+	Piece(ctx context.Context, l store.Lease, column int, offset int64, sum uint32, to []byte) (uint32, error)
 
 	// Lost is nil as long as the unit can be reached.
 	Lost() error
@@ -86,6 +88,13 @@ func (n inside) Delete(partition string, fields []string, samples []schema.Sampl
 
 func (n inside) Stage(_ context.Context, partition string, columns []schema.Column, _ []byte) (store.Staged, error) {
 	return n.Unit.Stage(partition, columns)
+}
+
+func (n inside) Piece(ctx context.Context, l store.Lease, column int, offset int64, sum uint32, to []byte) (uint32, error) {
+	if ctx.Err() != nil {
+		return 0, ctxError(ctx, "reading values from disk")
+	}
+	return l.(store.Streamer).Piece(column, offset, sum, to)
 }
 
 // outside is a unit in a process of its own.

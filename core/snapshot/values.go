@@ -245,7 +245,7 @@ func (r *reader) rows(body []byte) (*Rows, error) {
 	need := int64(0)
 	for k := range x.Columns {
 		out.Columns[k] = schema.Column(x.Columns[k])
-		if out.Columns[k].Rows != len(samples) {
+		if out.Columns[k].Share != nil || out.Columns[k].Rows != len(samples) {
 			return nil, r.bad("record %d: field %q: %d rows, want %d", r.records, out.Columns[k].Field, out.Columns[k].Rows, len(samples))
 		}
 		// Even well packed, the bytes cannot be more than the data records that the file has room for.

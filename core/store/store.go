@@ -23,6 +23,8 @@ type Block struct {
 type Run struct {
 	Rows  int
 	Block Block
+	// OnDisk says that the bytes lie on disk and have to be loaded, or read with a Streamer.
+	OnDisk bool
 }
 
 // Leased is one column of a read: the rows in the order asked for, and where their bytes lie.
@@ -120,6 +122,14 @@ type Loader interface {
 	Load() error
 	// Loads reports whether Load has something to do.
 	Loads() bool
+}
+
+// Streamer is a Lease of a Pinner whose bytes can be read without loading them.
+type Streamer interface {
+	// Piece fills to with the bytes of a column from an offset on, counted over its rows in the order of the lease. sum is
+	// what the Piece before has returned, 0 at the beginning of a row. Bytes on disk are compared with their checksums where
+	// a row ends; *DamagedError names the cell that differs.
+	Piece(column int, offset int64, sum uint32, to []byte) (uint32, error)
 }
 
 // Prepare calls Prepare where there is one.

@@ -56,6 +56,7 @@ type Query struct {
 	Fields    []string
 	Samples   []schema.Sample
 	Apart     bool  // one lease per field instead of one for all
+	Later     bool  // what lies on disk is not loaded; Piece reads it
 	Inline    int64 // a unit in another process sends the bytes when they are not more, and keeps no lease then unless Keep
 	Keep      bool
 }

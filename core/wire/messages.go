@@ -67,6 +67,7 @@ const (
 	OpUnitStats
 	OpUnitPrepare
 	OpUnitAdvise
+	OpUnitPiece
 )
 
 // Request is what a client asks. Sequence names a request that changes or grants something (0: none; see Sequence): one that

@@ -55,6 +55,16 @@ type UnitReadRequest struct {
 	Apart     bool
 	Inline    int64
 	Keep      bool
+	Later     bool // what lies on disk is not loaded; OpUnitPiece reads it
+}
+
+// UnitPieceRequest asks for bytes of a column of a lease, whose rows may lie on disk: see store.Streamer.
+type UnitPieceRequest struct {
+	Lease  uint64
+	Column int
+	Offset int64
+	Size   int64
+	Sum    uint32
 }
 
 // UnitDeleteRequest removes cells; Fields nil means all fields.
@@ -114,6 +124,7 @@ type UnitReply struct {
 	Damaged *DamagedCell // of a read or a transformation that has failed for it
 
 	Question *UnitQuestion // of an OpUnitAdvise
+	Sum      uint32        // of an OpUnitPiece
 }
 
 // UnitStats counts what a unit holds. A higher Count was taken later.
@@ -146,8 +157,9 @@ type UnitColumn struct {
 
 // UnitRun is a number of consecutive rows in one block.
 type UnitRun struct {
-	Rows  int
-	Block Block
+	Rows   int
+	Block  Block
+	OnDisk bool
 }
 
 // DamagedCell says which cell's bytes on disk cannot be read.

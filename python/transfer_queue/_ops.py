@@ -53,3 +53,4 @@ class Op(IntEnum):
     UNIT_STATS = 44
     UNIT_PREPARE = 45
     UNIT_ADVISE = 46
+    UNIT_PIECE = 47

@@ -34,6 +34,8 @@ type diskRun struct {
 	rows  schema.Column
 	sums  []uint32
 	hot   bool // it has been read before
+
+	offsets []int64 // of rows, for Piece; nil before
 }
 
 // loadLaterLocked notes a run on disk. What it needs of the extent is copied, since it is used without the lock.
@@ -77,11 +79,12 @@ func (l *lease) Load() error {
 		}
 	}
 	for i := range o.runs {
-		o.runs[i].run.Block = o.blocks[i]
+		o.runs[i].run.Block, o.runs[i].run.OnDisk = o.blocks[i], false
 		for _, run := range o.runs[i].also {
-			run.Block = o.blocks[i]
+			run.Block, run.OnDisk = o.blocks[i], false
 		}
 	}
+	l.streams = nil
 	o.loaded = true
 	if s.opts.OnHot != nil {
 		s.tellHot(o)

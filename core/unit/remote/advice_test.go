@@ -86,6 +86,7 @@ func TestTheControllerSaysWhatMovesFirst(t *testing.T) {
 		putRows(t, u, 5, 5)
 		synctest.Wait()
 		require.Equal(t, []int{0, 1, 2, 3, 7, 9}, spilled(t, server))
+		require.NoError(t, u.Sync(t.Context()))
 		require.EqualValues(t, 6, u.Counters().SpilledCells)
 	})
 }

@@ -102,6 +102,24 @@ func (u *Unit) release(numbers []int64) {
 	u.post(wire.OpUnitRelease, &wire.ReleaseRequest{Leases: numbers}, nil)
 }
 
+// Piece reads bytes of a lease, as store.Streamer does.
+func (u *Unit) Piece(ctx context.Context, l store.Lease, column int, offset int64, sum uint32, to []byte) (uint32, error) {
+	a := u.post(wire.OpUnitPiece, &wire.UnitPieceRequest{
+		Lease: l.(*lease).number, Column: column, Offset: offset, Size: int64(len(to)), Sum: sum,
+	}, nil)
+	if err := a.wait(ctx); err != nil {
+		return 0, err
+	}
+	if err := damagedIn("", &a.reply); err != nil {
+		return 0, err
+	}
+	if len(a.payload) != len(to) {
+		return 0, tqerr.New(tqerr.Corruption, "unit %q: %d bytes, asked for %d", u.at.Name, len(a.payload), len(to))
+	}
+	copy(to, a.payload)
+	return a.reply.Sum, nil
+}
+
 // reading is a read in line.
 type reading struct {
 	*answer
@@ -118,6 +136,7 @@ func (u *Unit) Read(q *unit.Query) unit.Reading {
 	first := u.numbers.Add(leases) - leases + 1
 	return &reading{query: q, first: first, answer: u.post(wire.OpUnitRead, &wire.UnitReadRequest{
 		Lease: first, Partition: q.Partition, Fields: q.Fields, Samples: wireSamples(q.Samples), Apart: q.Apart, Inline: q.Inline, Keep: q.Keep,
+		Later: q.Later,
 	}, nil)}
 }
 
@@ -206,7 +225,7 @@ func leasedOf(c *wire.UnitColumn) store.Leased {
 	out := store.Leased{Column: schema.Column(c.Column), Runs: make([]store.Run, len(c.Runs))}
 	for i, run := range c.Runs {
 		b := run.Block
-		out.Runs[i] = store.Run{Rows: run.Rows, Block: store.Block{Segment: b.Segment, Offset: b.Offset, Size: b.Size}}
+		out.Runs[i] = store.Run{Rows: run.Rows, Block: store.Block{Segment: b.Segment, Offset: b.Offset, Size: b.Size}, OnDisk: run.OnDisk}
 	}
 	return out
 }

@@ -109,6 +109,7 @@ var handlers = map[wire.Op]handler{
 	wire.OpUnitStats:     (*life).report,
 	wire.OpUnitPrepare:   (*life).prepare,
 	wire.OpUnitAdvise:    (*life).advise,
+	wire.OpUnitPiece:     (*life).piece,
 }
 
 // request is one request on its way to its answer.
