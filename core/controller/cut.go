@@ -259,7 +259,8 @@ func (r *stagedRows) abort() {
 	}
 }
 
-// stageShares reserves memory for all shares or none.
+// stageShares reserves memory for all shares or none. What is staged does not move to disk to make room, so what finds none goes
+// there directly.
 func stageShares(ctx context.Context, partition string, shares []share) error {
 	for i := range shares {
 		sh := &shares[i]
@@ -267,7 +268,11 @@ func stageShares(ctx context.Context, partition string, shares []share) error {
 			continue
 		}
 		var err error
-		if sh.staged, err = sh.unit.Stage(ctx, partition, sh.cols, nil); err != nil {
+		sh.staged, err = sh.unit.Stage(ctx, partition, sh.cols, nil)
+		if tqerr.CodeOf(err) == tqerr.ResourceExhausted && sh.unit.Stats().DiskLimit > 0 {
+			sh.staged, err = sh.unit.StageOnDisk(ctx, partition, sh.cols)
+		}
+		if err != nil {
 			for k := range i {
 				if shares[k].staged != nil {
 					shares[k].staged.Abort()
@@ -277,6 +282,23 @@ func stageShares(ctx context.Context, partition string, shares []share) error {
 		}
 	}
 	return nil
+}
+
+// placeOf is where the bytes of columns go. When they are there, those that go to disk are written, and leave memory.
+func placeOf(ctx context.Context, shares []share, columns int) (place snapshot.Place, err error) {
+	place.Pieces, err = placesOf(shares, columns)
+	place.Filled = func() error {
+		for _, sh := range shares {
+			if sh.staged == nil {
+				continue
+			}
+			if err := store.PrepareAndShed(ctx, sh.staged); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return place, err
 }
 
 // placesOf returns where the bytes of columns go, column by column in the order of the rows.

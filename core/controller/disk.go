@@ -71,6 +71,7 @@ func (s *Server) named(partition string, err error) error {
 	if !errors.As(err, &d) {
 		return err
 	}
+	d.Partition = partition
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	sample := ""

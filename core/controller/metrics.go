@@ -89,9 +89,17 @@ func unmetered(n node) node {
 
 // Stage counts a put when it is committed: how long it took includes what its writer did between.
 func (m *metered) Stage(ctx context.Context, partition string, columns []schema.Column, payload []byte) (store.Staged, error) {
+	return m.staged(func() (store.Staged, error) { return m.node.Stage(ctx, partition, columns, payload) })
+}
+
+func (m *metered) StageOnDisk(ctx context.Context, partition string, columns []schema.Column) (store.Staged, error) {
+	return m.staged(func() (store.Staged, error) { return m.node.StageOnDisk(ctx, partition, columns) })
+}
+
+func (m *metered) staged(stage func() (store.Staged, error)) (store.Staged, error) {
 	m.put.Arrive()
 	began := time.Now()
-	staged, err := m.node.Stage(ctx, partition, columns, payload)
+	staged, err := stage()
 	if err != nil {
 		m.put.Observe(time.Since(began), 0, true)
 		return nil, err
@@ -108,6 +116,11 @@ type meteredPut struct {
 func (p *meteredPut) Commit(samples []schema.Sample) {
 	p.Staged.Commit(samples)
 	p.series.Observe(time.Since(p.began), len(samples), false)
+}
+
+// PrepareAndShed implements store.Shedder.
+func (p *meteredPut) PrepareAndShed(ctx context.Context) error {
+	return store.PrepareAndShed(ctx, p.Staged)
 }
 
 // Prepare implements store.Preparer.

@@ -17,6 +17,7 @@ type Unit interface {
 	store.Store
 	// Pin is Read without reading the disk.
 	store.Pinner
+	store.DiskStager
 	// Advise lets somebody say what samples are needed for, when cells have to move to disk.
 	Advise(a store.Advisor)
 	Counters() store.Counters
@@ -47,6 +48,8 @@ type node interface {
 
 	// Stage reserves memory. What it returns has to be prepared, with mu not held, before it is committed. A unit that waits also fills it when payload is not nil.
 	Stage(ctx context.Context, partition string, columns []schema.Column, payload []byte) (store.Staged, error)
+	// StageOnDisk is Stage for a batch for which memory has no room: all of it goes to disk.
+	StageOnDisk(ctx context.Context, partition string, columns []schema.Column) (store.Staged, error)
 	Read(q *unit.Query) unit.Reading
 	// Delete returns nil when it is done already.
 	Delete(partition string, fields []string, samples []schema.Sample) unit.Deleting
@@ -88,6 +91,10 @@ func (n inside) Delete(partition string, fields []string, samples []schema.Sampl
 
 func (n inside) Stage(_ context.Context, partition string, columns []schema.Column, _ []byte) (store.Staged, error) {
 	return n.Unit.Stage(partition, columns)
+}
+
+func (n inside) StageOnDisk(_ context.Context, partition string, columns []schema.Column) (store.Staged, error) {
+	return n.Unit.StageOnDisk(partition, columns)
 }
 
 func (n inside) Piece(ctx context.Context, l store.Lease, column int, offset int64, sum uint32, to []byte) (uint32, error) {

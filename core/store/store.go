@@ -110,6 +110,18 @@ type Preparer interface {
 	Writes() bool
 }
 
+// Shedder is a Preparer that can do without memory for what it has written. PrepareAndShed is Prepare, after which the bytes of
+// such rows are not in Blocks any more.
+type Shedder interface {
+	PrepareAndShed(ctx context.Context) error
+}
+
+// DiskStager is a Store that can send values to disk whatever their size, when memory has no room for a batch and nothing that
+// could move: StageOnDisk is Stage for such a batch.
+type DiskStager interface {
+	StageOnDisk(partition string, columns []schema.Column) (Staged, error)
+}
+
 // Pinner is a Store whose cells may lie on disk. Pin is Read without reading the disk: it is quick, but the lease's blocks
 // have no bytes before its Load.
 type Pinner interface {
@@ -138,6 +150,14 @@ func Prepare(ctx context.Context, s Staged) error {
 		return p.Prepare(ctx)
 	}
 	return nil
+}
+
+// PrepareAndShed calls PrepareAndShed where there is one, else Prepare.
+func PrepareAndShed(ctx context.Context, s Staged) error {
+	if p, ok := s.(Shedder); ok {
+		return p.PrepareAndShed(ctx)
+	}
+	return Prepare(ctx, s)
 }
 
 // Writes reports whether a staged write has something to prepare.

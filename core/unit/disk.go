@@ -130,6 +130,11 @@ func (u *Unit) Pin(partition string, fields []string, samples []schema.Sample) (
 	return u.Read(partition, fields, samples)
 }
 
+// StageOnDisk implements store.DiskStager.
+func (u *Unit) StageOnDisk(partition string, columns []schema.Column) (store.Staged, error) {
+	return u.Store.(store.DiskStager).StageOnDisk(partition, columns)
+}
+
 // Counters counts what the tiers hold and what has moved between them.
 func (u *Unit) Counters() store.Counters {
 	n := u.Store.(interface{ Counters() store.Counters }).Counters()

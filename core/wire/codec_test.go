@@ -99,6 +99,7 @@ func samples() []any {
 			Update: true, Merge: "add", Callable: []byte{0}, WaitMS: 30000},
 		&UnitStatsRequest{Wait: true, Memory: 1, Disk: 2},
 		&UnitAdviseRequest{Question: 7, Uses: []byte{0, 2}},
+		&UnitPrepareRequest{Txn: 3, Shed: true},
 		&UnitPieceRequest{Lease: 4, Column: 1, Offset: 1 << 40, Size: 4096, Sum: 1<<32 - 1},
 		&UnitReply{Sum: 7, Question: &UnitQuestion{Number: 7, Partition: text, Samples: *named}},
 		&UnitReply{Stats: UnitStats{Count: 3, MemoryUsed: 1 << 40, Leases: 2, Scratch: 5, Disk: UnitDisk{Cells: 1, Fallback: 6}}, Blocks: []Block{{Segment: 1, Size: 8}}, Filled: true,

@@ -37,6 +37,13 @@ type UnitStageRequest struct {
 	Partition string
 	Columns   []Column
 	Filled    bool
+	OnDisk    bool // all of it goes to disk
+}
+
+// UnitPrepareRequest writes to disk what goes there of a staged write. With Shed its bytes are not in memory any more.
+type UnitPrepareRequest struct {
+	Txn  uint64
+	Shed bool
 }
 
 // UnitCommitRequest makes staged columns visible: row i is that of sample i. OpUnitAbort takes a TxnRequest.

@@ -35,9 +35,7 @@ func (tx *staged) bindSharedLocked(i int, parts []diskPart, samples []schema.Sam
 			s.mu.counters.WrittenCells += int64(len(holders[at]))
 		}
 		s.mu.counters.WrittenBytes += p.bytes.Size
-		if n := s.freeRowsLocked(rowRun{tx.extents[i], uint32(p.from), uint32(p.to - p.from)}); s.opts.MemoryLimit > 0 {
-			freed += n // as in Commit
-		}
+		freed += tx.endStagingOfLocked(p)
 	}
 	for ; at < column.Rows; at++ {
 		bind(rowRun{tx.extents[i], uint32(at), 1}, holders[at])

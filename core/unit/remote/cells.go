@@ -42,11 +42,16 @@ func (s *staged) Abort() {
 func (s *staged) Writes() bool { return s.writes }
 
 // Prepare implements store.Preparer. It waits for the unit, which stops when the write is aborted.
-func (s *staged) Prepare(ctx context.Context) error {
+func (s *staged) Prepare(ctx context.Context) error { return s.prepare(ctx, false) }
+
+// PrepareAndShed implements store.Shedder.
+func (s *staged) PrepareAndShed(ctx context.Context) error { return s.prepare(ctx, true) }
+
+func (s *staged) prepare(ctx context.Context, shed bool) error {
 	if !s.writes {
 		return nil
 	}
-	a := s.u.post(wire.OpUnitPrepare, &wire.TxnRequest{Txn: s.number}, nil)
+	a := s.u.post(wire.OpUnitPrepare, &wire.UnitPrepareRequest{Txn: s.number, Shed: shed}, nil)
 	err := a.wait(ctx)
 	s.writes = err != nil
 	return err
@@ -54,10 +59,18 @@ func (s *staged) Prepare(ctx context.Context) error {
 
 // Stage reserves memory for columns, and fills it when payload, which has the bytes of all columns, is not nil.
 func (u *Unit) Stage(ctx context.Context, partition string, columns []schema.Column, payload []byte) (store.Staged, error) {
+	return u.stage(ctx, columns, &wire.UnitStageRequest{Partition: partition, Filled: payload != nil}, payload)
+}
+
+// StageOnDisk is Stage for a batch that goes to disk as a whole.
+func (u *Unit) StageOnDisk(ctx context.Context, partition string, columns []schema.Column) (store.Staged, error) {
+	return u.stage(ctx, columns, &wire.UnitStageRequest{Partition: partition, OnDisk: true}, nil)
+}
+
+func (u *Unit) stage(ctx context.Context, columns []schema.Column, req *wire.UnitStageRequest, payload []byte) (store.Staged, error) {
 	s := &staged{u: u, number: u.numbers.Add(1)}
-	a := u.post(wire.OpUnitStage, &wire.UnitStageRequest{
-		Txn: s.number, Partition: partition, Columns: wireColumns(columns), Filled: payload != nil,
-	}, payload)
+	req.Txn, req.Columns = s.number, wireColumns(columns)
+	a := u.post(wire.OpUnitStage, req, payload)
 	if err := a.wait(ctx); err != nil {
 		switch {
 		case ctx.Err() != nil:

@@ -140,7 +140,11 @@ func (l *life) stage(r *request) (*wire.UnitReply, error) {
 			return nil, err
 		}
 	}
-	staged, err := l.unit.Stage(req.Partition, columns)
+	stage := l.unit.Stage
+	if req.OnDisk {
+		stage = l.unit.StageOnDisk
+	}
+	staged, err := stage(req.Partition, columns)
 	if err != nil {
 		return nil, err
 	}

@@ -198,7 +198,7 @@ func (l *life) drop(first uint64, n int) {
 
 // prepare writes to disk what goes there of a staged write, beside the stream.
 func (l *life) prepare(r *request) (*wire.UnitReply, error) {
-	var req wire.TxnRequest
+	var req wire.UnitPrepareRequest
 	if err := r.decode(&req); err != nil {
 		return nil, err
 	}
@@ -219,6 +219,9 @@ func (l *life) prepare(r *request) (*wire.UnitReply, error) {
 	return l.later(r, func() (*wire.UnitReply, error) {
 		defer l.leave(t)
 		defer cancel()
+		if req.Shed {
+			return nil, store.PrepareAndShed(ctx, t.staged)
+		}
 		return nil, store.Prepare(ctx, t.staged)
 	})
 }
