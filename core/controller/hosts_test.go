@@ -32,11 +32,11 @@ func (c answering) Post(req *wire.Request, done func(*wire.Reply, error)) {
 	c.Poster.Post(req, func(reply *wire.Reply, err error) { go done(reply, err) })
 }
 
-func (s *system) addHost(i int, limit, samples int64) *host {
+func (s *system) addHost(i int, o setup, samples int64) *host {
 	s.t.Helper()
 	h := &host{name: fmt.Sprintf("unit-%d", i)}
 	var err error
-	h.server, err = remote.NewServer(remote.Options{Name: h.name, MemoryLimit: limit, SampleLimit: samples, Jobs: s.jobs})
+	h.server, err = remote.NewServer(remote.Options{Name: h.name, MemoryLimit: o.limit, SampleLimit: samples, Disk: s.diskOf(i, o), Jobs: s.jobs})
 	require.NoError(s.t, err)
 	h.net = memnet.New(uint64(i), h.server)
 	s.hosts, s.units = append(s.hosts, h), append(s.units, h.server.Unit())

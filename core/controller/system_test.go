@@ -23,7 +23,6 @@ import (
 	"transferqueue/core/sampler"
 	"transferqueue/core/schema"
 	"transferqueue/core/store"
-	"transferqueue/core/store/memtier"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/transport"
 	"transferqueue/core/transport/memnet"
@@ -41,6 +40,7 @@ type setup struct {
 	sampler sampler.Sampler // nil: Sequential
 	python  string          // name of a sampler that Python runs
 	remote  bool            // units behind a network of their own, as in other processes
+	disk    *unit.Disk      // of each unit; its folder is chosen by start
 }
 
 // system is a controller with real units behind a network in memory.
@@ -56,6 +56,7 @@ type system struct {
 	mem    *foreigntest.Memory
 	closed bool // the server is closed, so that nothing can be cleared
 	last   []func()
+	folder string // of disks
 }
 
 // afterwards is the test with its end postponed until the system has finished, and with it what runs in the background.
@@ -98,10 +99,10 @@ func start(t *testing.T, o setup) *system {
 	var units []controller.Unit
 	for i := range max(o.units, 1) {
 		if o.remote {
-			s.addHost(i, o.limit, (o.samples+int64(max(o.units, 1))-1)/int64(max(o.units, 1)))
+			s.addHost(i, o, (o.samples+int64(max(o.units, 1))-1)/int64(max(o.units, 1)))
 			continue
 		}
-		u, err := unit.New(unit.Options{ID: uint32(i), Name: fmt.Sprintf("unit-%d", i), MemoryLimit: o.limit, Jobs: s.jobs})
+		u, err := unit.New(unit.Options{ID: uint32(i), Name: fmt.Sprintf("unit-%d", i), MemoryLimit: o.limit, Disk: s.diskOf(i, o), Jobs: s.jobs})
 		require.NoError(t, err)
 		s.units, units = append(s.units, u), append(units, u)
 	}
@@ -120,12 +121,31 @@ func start(t *testing.T, o setup) *system {
 	return s
 }
 
+// diskOf is the disk of a unit: all lie in one folder, as those of a session do.
+func (s *system) diskOf(i int, o setup) *unit.Disk {
+	if o.disk == nil {
+		return nil
+	}
+	if s.folder == "" {
+		s.folder = s.t.TempDir()
+	}
+	d := *o.disk
+	d.Path, d.Run, d.Unit = s.folder, "run", fmt.Sprintf("unit-%d", i)
+	if d.HighWatermark == 0 {
+		d.HighWatermark, d.LowWatermark = 0.9, 0.7
+	}
+	if d.Threshold == 0 {
+		d.Threshold = 1 << 40
+	}
+	return &d
+}
+
 // check verifies what must hold at any quiet moment.
 func (s *system) check() {
 	s.t.Helper()
 	require.NoError(s.t, s.server.Verify())
 	for _, u := range s.units {
-		require.NoError(s.t, u.Store.(*memtier.Store).Check())
+		require.NoError(s.t, u.Store.(interface{ Check() error }).Check())
 	}
 }
 
@@ -137,6 +157,9 @@ func (s *system) stats() (sum store.Stats) {
 		}
 		st := u.Stats()
 		sum.MemoryUsed += st.MemoryUsed
+		sum.DiskUsed += st.DiskUsed
+		sum.Staging += st.Staging
+		sum.Scratch += st.Scratch
 		sum.Cells += st.Cells
 		sum.Staged += st.Staged
 		sum.Leases += st.Leases
@@ -284,6 +307,7 @@ type write struct {
 	Merge     string
 	Callable  []byte
 	Last      bool
+	Dedup     wire.Strings
 }
 
 // batch is a put or an update with its columns.

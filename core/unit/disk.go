@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"transferqueue/core/arena"
+	"transferqueue/core/internal/vfs"
 	"transferqueue/core/schema"
 	"transferqueue/core/store"
 	"transferqueue/core/store/disktier"
@@ -33,6 +34,14 @@ type Disk struct {
 	Threshold     int64 // values of at least that many bytes go to disk when they are put
 	HighWatermark float64
 	LowWatermark  float64
+
+	files vfs.Disk // of the values; nil: that of the system
+}
+
+// OnDisk returns the same with another file system below the values, for tests.
+func (d Disk) OnDisk(files vfs.Disk) *Disk {
+	d.files = files
+	return &d
 }
 
 func (d *Disk) run() string    { return filepath.Join(d.Path, offloadFolder, d.Run) }
@@ -46,7 +55,7 @@ func (d *Disk) open(memory *arena.Arena, limit int64) (*tiered.Store, error) {
 	d.sweep()
 	s, err := tiered.New(tiered.Options{
 		Memory: memory, MemoryLimit: limit, DiskLimit: d.Limit, Threshold: d.Threshold, HighWatermark: d.HighWatermark,
-		LowWatermark: d.LowWatermark, Disk: disktier.Options{Dir: d.folder()},
+		LowWatermark: d.LowWatermark, Disk: disktier.Options{Dir: d.folder()}.OnDisk(d.files),
 	})
 	if err != nil {
 		d.cleanUp()
@@ -121,12 +130,16 @@ func (u *Unit) Pin(partition string, fields []string, samples []schema.Sample) (
 	return u.Read(partition, fields, samples)
 }
 
-// Counters counts what the disk holds and what has moved there and back; zero without a disk.
+// StageOnDisk implements store.DiskStager.
+func (u *Unit) StageOnDisk(partition string, columns []schema.Column) (store.Staged, error) {
+	return u.Store.(store.DiskStager).StageOnDisk(partition, columns)
+}
+
+// Counters counts what the tiers hold and what has moved between them.
 func (u *Unit) Counters() store.Counters {
-	if u.tiers == nil {
-		return store.Counters{}
-	}
-	return u.tiers.Counters()
+	n := u.Store.(interface{ Counters() store.Counters }).Counters()
+	n.MemoryPhysical = u.Resident()
+	return n
 }
 
 // Advise lets somebody say what samples are needed for, when cells have to move to disk.

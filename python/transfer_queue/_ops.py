@@ -52,3 +52,5 @@ class Op(IntEnum):
     UNIT_TRANSFORM = 43
     UNIT_STATS = 44
     UNIT_PREPARE = 45
+    UNIT_ADVISE = 46
+    UNIT_PIECE = 47

@@ -11,6 +11,7 @@ from transfer_queue import _tags, merge
 from transfer_queue._arguments import (
     all_str,
     checked_name,
+    field_list,
     kind_of,
     one_partition,
     packed_samples,
@@ -46,12 +47,14 @@ def _put_call(
     native: str = "",
     function: bytes | None = None,
     last: bool = False,
+    dedup: list[str] | None = None,
 ) -> Call[Any]:
     names = packed.names if packed else []
     refuse_surrogates("field", names, "")
-    body = encode(
-        [partition, packed_strings(keys), samples, insert, encode(names), tags, update, native, function, last]
-    )
+    parts = [partition, packed_strings(keys), samples, insert, encode(names), tags, update, native, function, last]
+    if dedup:
+        parts.append(encode(dedup))
+    body = encode(parts)
     call = Call(Op.PUT, body, read, timeout=seconds(timeout, session.timeout_s))
     if packed:
         call.columns, call.n_columns, call.rows, call.keep = packed.address, len(packed), packed.rows, packed
@@ -108,6 +111,7 @@ def kv_batch_put(
     tags: Any,
     data_parser: Any,
     timeout: float | None,
+    dedup: Any = None,
 ) -> Call[KVBatchMeta]:
     op = "kv_batch_put"
     if fields is None and tags is None:
@@ -128,7 +132,17 @@ def kv_batch_put(
         keys=listed,
         tags=_tags.encode(tags, op),
         function=_parser(data_parser, op) if packed else None,
+        dedup=_stored_once(dedup, packed, op),
     )
+
+
+def _stored_once(dedup: Any, packed: Packed | None, op: str) -> list[str] | None:
+    fields = field_list(dedup, op, "dedup")
+    names = packed.names if packed else []
+    for field in fields or ():
+        if field not in names:
+            raise InvalidArgumentError(f'dedup: field "{field}" is not among those that are put: {names}', op)
+    return fields
 
 
 def _table(fields: Any, rows: int, op: str) -> Packed:

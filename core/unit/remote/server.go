@@ -25,6 +25,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"transferqueue/core/guard"
 	"transferqueue/core/jobs"
@@ -47,6 +48,7 @@ type Options struct {
 type Server struct {
 	opts        Options
 	incarnation uint64
+	current     atomic.Pointer[life] // the same as mu.life
 	mu          struct {
 		sync.Mutex
 		unit    *unit.Unit
@@ -76,6 +78,7 @@ func (s *Server) beginLocked() error {
 	}
 	s.mu.unit, s.mu.freed = u, &unit.Freed{}
 	u.OnFree(s.mu.freed.Signal)
+	u.Advise(s.advise)
 	return nil
 }
 
@@ -105,6 +108,8 @@ var handlers = map[wire.Op]handler{
 	wire.OpUnitTransform: (*life).transform,
 	wire.OpUnitStats:     (*life).report,
 	wire.OpUnitPrepare:   (*life).prepare,
+	wire.OpUnitAdvise:    (*life).advise,
+	wire.OpUnitPiece:     (*life).piece,
 }
 
 // request is one request on its way to its answer.
@@ -186,6 +191,7 @@ func (s *Server) openLocked(peer transport.Peer, r *request) (*life, error) {
 	}
 	s.mu.session = open.Session
 	s.mu.life = newLife(s.mu.unit, s.mu.freed, peer.ID)
+	s.current.Store(s.mu.life)
 	return s.mu.life, nil
 }
 
@@ -202,6 +208,7 @@ func (s *Server) Gone(peer transport.Peer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.mu.life = nil
+	s.current.Store(nil)
 }
 
 // Segment implements transport.Handler. A server has one unit, whatever its number with the controller is.
