@@ -79,6 +79,7 @@ type Tier struct {
 		fresh   []store.Block
 		freed   []freed
 		broken  error // of the index; nil: it is whole
+		owner   string
 	}
 	recovered []restored
 }
@@ -205,6 +206,28 @@ func (t *Tier) removeAll() error {
 	}
 	_ = t.fs.Remove(t.opts.Dir)
 	return nil
+}
+
+// Owner is whose values lie in the folder; "" for nobody's.
+func (t *Tier) Owner() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.mu.owner
+}
+
+// SetOwner says whose values lie in the folder from now on, and returns when that is as durable as a value.
+func (t *Tier) SetOwner(owner string) error {
+	if t.opts.Durability == None || owner == t.Owner() {
+		return nil
+	}
+	if err := t.usable(); err != nil {
+		return err
+	}
+	t.mu.Lock()
+	t.mu.owner = owner
+	t.frameLocked(appendText([]byte{ownerEntry}, owner))
+	t.mu.Unlock()
+	return t.Sync()
 }
 
 // Usage is the space of a tier.
