@@ -76,6 +76,9 @@ type Store interface {
 	// OnFree registers a function that is called, without any lock held, after room was freed. It must not block.
 	OnFree(func())
 
+	// Inventory lists all cells.
+	Inventory() []schema.Stock
+
 	Stats() Stats
 	// Close releases all memory. Nothing may be staged or leased; what is gives InvalidState.
 	Close() error

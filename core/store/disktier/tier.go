@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"path/filepath"
+	"slices"
 	"sync"
 
 	"transferqueue/core/internal/vfs"
@@ -80,6 +81,7 @@ type Tier struct {
 		freed   []freed
 		broken  error // of the index; nil: it is whole
 		owner   string
+		scrap   bool // Close removes the folder
 	}
 	recovered []restored
 }
@@ -164,11 +166,14 @@ func (t *Tier) openReserve() error {
 	return nil
 }
 
-// Close writes what is pending and closes all files. With None it removes them and, when it is empty then, the folder.
-// The table has been closed.
+// Close writes what is pending and closes all files. With None, or after Scrap, it removes them and, when it is empty then, the
+// folder. The table has been closed.
 func (t *Tier) Close() error {
 	err := t.Sync()
-	if t.opts.Durability == None {
+	t.mu.Lock()
+	scrap := t.mu.scrap
+	t.mu.Unlock()
+	if t.opts.Durability == None || scrap && err == nil {
 		err = t.removeAll()
 	} else {
 		t.reclaim()
@@ -196,6 +201,7 @@ func (t *Tier) removeAll() error {
 	if err != nil {
 		return t.failed(err, "clean up")
 	}
+	slices.Reverse(names) // values first: without an index nobody would know that none of them is wanted
 	for _, name := range names {
 		if _, _, known := kindOf(name); known || name == lockName || name == reserveName {
 			err = errors.Join(err, t.fs.Remove(filepath.Join(t.opts.Dir, name)))
@@ -224,10 +230,21 @@ func (t *Tier) SetOwner(owner string) error {
 		return err
 	}
 	t.mu.Lock()
-	t.mu.owner = owner
+	t.mu.owner, t.mu.scrap = owner, false
 	t.frameLocked(appendText([]byte{ownerEntry}, owner))
 	t.mu.Unlock()
 	return t.Sync()
+}
+
+// Scrap makes nobody the owner, and lets Close remove the folder, unless somebody becomes the owner before. There are no values.
+func (t *Tier) Scrap() error {
+	if err := t.SetOwner(""); err != nil {
+		return err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.mu.scrap = true
+	return nil
 }
 
 // Usage is the space of a tier.
