@@ -52,3 +52,6 @@ class Op(IntEnum):
     UNIT_TRANSFORM = 43
     UNIT_STATS = 44
     UNIT_PREPARE = 45
+    UNIT_INVENTORY = 46
+    UNIT_DISCARD = 47
+    LOST = 48

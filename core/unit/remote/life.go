@@ -14,6 +14,7 @@ import (
 type life struct {
 	unit    *unit.Unit
 	peer    uint64
+	session uint64
 	last    uint64 // number of the latest request; guarded by Server.mu
 	freed   *unit.Freed
 	running sync.WaitGroup // transformations, and what reads and writes the disk
@@ -36,8 +37,8 @@ type txn struct {
 	aborted bool
 }
 
-func newLife(u *unit.Unit, freed *unit.Freed, peer uint64) *life {
-	l := &life{unit: u, freed: freed, peer: peer, last: 1}
+func newLife(u *unit.Unit, freed *unit.Freed, peer, session uint64) *life {
+	l := &life{unit: u, freed: freed, peer: peer, session: session, last: 1}
 	l.mu.txns, l.mu.leases = map[uint64]*txn{}, map[uint64]store.Lease{}
 	return l
 }

@@ -194,7 +194,7 @@ func (s *Server) openLocked(peer transport.Peer, r *request) (*life, error) {
 		}
 	}
 	s.mu.session = open.Session
-	s.mu.life = newLife(s.mu.unit, s.mu.freed, peer.ID)
+	s.mu.life = newLife(s.mu.unit, s.mu.freed, peer.ID, open.Session)
 	return s.mu.life, nil
 }
 
