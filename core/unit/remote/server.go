@@ -68,7 +68,10 @@ func NewServer(o Options) (*Server, error) {
 	s := &Server{opts: o, incarnation: rand.Uint64()}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s, s.beginLocked()
+	if err := s.beginLocked(); err != nil {
+		return nil, err
+	}
+	return s, nil
 }
 
 // beginLocked makes an empty unit.
