@@ -1,4 +1,4 @@
-"""Unit processes of a session whose owner, the test, has none of its own: started, killed, stopped and started again."""
+"""Unit processes of a session whose owner, the test, has none of its own: started, killed, stopped, started again."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ class UnitHost:
         memory_limit_bytes: bytes of memory for cells; 0 for no limit.
         sample_limit: samples that it takes; 0 for no limit.
         namespace: of the session that it is for.
-        storage: section ``backend.SimpleStorage``, for its disk; None for memory alone. A durable disk has what an earlier
-            unit of this name and namespace has left there.
+        storage: section ``backend.SimpleStorage``, for its disk; None for memory alone. A durable disk has what an
+            earlier unit of this name and namespace has left there.
 
     Raises:
         InvalidArgumentError: the name is empty or too long, or a limit is negative.

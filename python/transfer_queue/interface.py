@@ -146,8 +146,8 @@ async def async_list_units(timeout: float | None = None) -> list[UnitInfo]:
 def list_lost(partition_id: str | None = None, timeout: float | None = None) -> dict[str, dict[str | int, list[str]]]:
     """What was lost with a storage unit: partition -> key -> fields.
 
-    A sample without a key is named by its index. Reading such a field raises DataLostError until it is written again, or
-    its key or the field is cleared; it counts as not produced.
+    A sample without a key is named by its index. Reading such a field raises DataLostError until it is written again,
+    or its key or the field is cleared; it counts as not produced.
 
     Args:
         partition_id: only of this partition; None: of all.

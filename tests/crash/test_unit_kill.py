@@ -1,4 +1,4 @@
-"""``kill -9`` of a unit's process at random points of a random workload: what it had on disk is there, the rest is named."""
+"""``kill -9`` of a unit's process at random points of random work: what was on disk is there, the rest is named."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ class Model:
         self.tq, self.rng = tq, rng
         self.may: dict[Cell, set[Outcome]] = {(key, field): {GONE} for key in KEYS for field in FIELDS}
         self.next = 0
+        self.problems: list[str] = []  # what interrupted calls said
 
     def step(self) -> bool:
         """Do something; False when the unit was killed meanwhile."""
@@ -74,7 +75,7 @@ class Model:
         try:
             call()
         except errors.UnavailableError as error:
-            assert "unit-a" in str(error)
+            self.problems.append(str(error))
             for cell in cells:
                 self.may[cell] |= then[cell]
             return False
@@ -82,7 +83,7 @@ class Model:
         return True
 
     def check(self) -> tuple[int, int]:
-        """Read everything and compare; what was lost is named. Returns how many cells are there, and how many were lost."""
+        """Read everything and compare. Returns how many cells are there, and how many were lost."""
         listed = self.tq.kv_list("p").get("p", {})
         lost = {(key, field) for key, fields in self.tq.list_lost("p").get("p", {}).items() for field in fields}
         there = 0
@@ -99,16 +100,15 @@ class Model:
     def _read(self, key: str, field: str, exists: bool, lost: bool) -> Outcome | None:
         if not exists:
             return GONE
+        if lost:
+            with pytest.raises(errors.DataLostError, match=f'"{field}" of keys "{key}"'):
+                self.tq.kv_batch_get([key], "p", select_fields=[field])
+            return None
         try:
             got = self.tq.kv_batch_get([key], "p", select_fields=[field])
-        except errors.DataLostError as error:
-            assert lost and f'"{key}"' in str(error) and f'"{field}"' in str(error)
-            return None
-        except errors.InvalidArgumentError as error:
-            assert "not ready" in str(error)
+        except errors.InvalidArgumentError:  # the key has no field at all
             return GONE
-        assert not lost
-        if field not in got.keys():
+        if field not in list(got.keys()):
             return GONE
         (row,) = got[field].unbind()
         assert (row == row[0]).all(), "it is one write's"
@@ -139,7 +139,8 @@ def test_a_unit_is_killed_at_random_points(hosts: Hosts) -> None:
         killer.join()
         spilled, compacted = spilled + unit.spilled_bytes, compacted + unit.compacted_bytes
     print(f"{model.next} puts, {spilled} bytes spilled, {compacted} compacted")
-    assert spilled > 0 and compacted > 0
+    assert min(spilled, compacted) > 0
+    assert all("unit-a" in problem for problem in model.problems)
     hosts.start("unit-a", limit=LIMIT)
     model.check()
     while tq.kv_list("p").get("p"):

@@ -65,7 +65,8 @@ def test_what_was_on_disk_is_there_again_and_the_rest_is_lost_by_key(hosts: Host
 
     assert _values(tq, "c", "a", "b") == [2, 0, 1]
     assert tq.list_lost() == {"p": {key: ["n"] for key in "abcd"}}
-    assert tq.list_lost("p") == tq.list_lost() and tq.list_lost("q") == {}
+    assert tq.list_lost("p") == tq.list_lost()
+    assert tq.list_lost("q") == {}
     assert asyncio.run(tq.async_list_lost("p")) == tq.list_lost()
     (unit,) = tq.list_units()
     assert (unit.unit_id, unit.state, unit.lost_cells, unit.cells) == ("unit-a", "ACTIVE", 4, 3)
@@ -114,7 +115,11 @@ def test_what_was_cleared_or_overwritten_meanwhile_does_not_come_back(hosts: Hos
 def test_a_unit_that_closes_keeps_what_was_in_memory_too(hosts: Hosts) -> None:
     tq = hosts.tq
     _put(tq, "a", "b")
-    tq.kv_put("c", "p", fields={"o": {"any": ("object", 1)}, "none": torch.empty(0), "bf": torch.ones(3, dtype=torch.bfloat16)})
+    tq.kv_put(
+        "c",
+        "p",
+        fields={"o": {"any": ("object", 1)}, "none": torch.empty(0), "bf": torch.ones(3, dtype=torch.bfloat16)},
+    )
     before = tq.kv_batch_get(["a", "b"], "p")
     hosts.stop("unit-a")
     hosts.start("unit-a")
@@ -170,7 +175,9 @@ def test_another_session_is_refused_and_nothing_is_removed(
     tq.close()  # which cannot reach the unit
     before = _contents(hosts.folder("unit-a"))
     tq.init({"client": {"timeout_s": 30}})
-    with pytest.raises(errors.AlreadyExistsError, match=r'unit "unit-a": .*default\.units/unit-a holds 1 values of session'):
+    with pytest.raises(
+        errors.AlreadyExistsError, match=r'unit "unit-a": .*default\.units/unit-a holds 1 values of session'
+    ):
         hosts.start("unit-a")
     for child in hosts.children.values():
         child.signal(9)
