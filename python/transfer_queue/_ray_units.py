@@ -32,7 +32,7 @@ def start(conf: Any) -> dict[str, Any]:
     places = get_node_round_robin_scheduling_strategies(count, section.get("required_node_resource"))
     plain = OmegaConf.to_container(section, resolve=True)
     # One that keeps values beyond its process is started again when that ends, and joins with what is on its disk.
-    offload = plain.get("ssd_offload") or {}
+    offload = section.get("ssd_offload") or {}
     durable = offload.get("enabled") and (offload.get("durability") or "none") != "none"
     restarts = {"max_restarts": -1} if durable else {}
     environment = {name: value for name, value in os.environ.items() if name.startswith("TQ_")}
