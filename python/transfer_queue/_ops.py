@@ -55,3 +55,5 @@ class Op(IntEnum):
     UNIT_INVENTORY = 46
     UNIT_DISCARD = 47
     LOST = 48
+    UNIT_ADVISE = 49
+    UNIT_PIECE = 50

@@ -265,7 +265,7 @@ def test_a_unit_is_killed(units: Units, width: int) -> None:
     with pytest.raises(DataLostError, match=again):
         tq.kv_batch_get([again, alive], "p")
     tq.kv_batch_put([again], "p", _batch([5.0], width))
-    assert tq.kv_batch_get([again, alive], "p")["n"].tolist() == [5.0, float(alive[1:])]
+    assert tq.kv_batch_get([again, alive], "p")["n"].tolist() == [5.0, 2 * float(alive[1:])]
 
 
 def test_a_unit_that_hangs_holds_up_only_who_needs_it(units: Units) -> None:

@@ -28,6 +28,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"transferqueue/core/guard"
 	"transferqueue/core/jobs"
@@ -50,6 +51,7 @@ type Options struct {
 type Server struct {
 	opts        Options
 	incarnation uint64
+	current     atomic.Pointer[life] // the same as mu.life
 	mu          struct {
 		sync.Mutex
 		unit    *unit.Unit
@@ -82,6 +84,7 @@ func (s *Server) beginLocked() error {
 	}
 	s.mu.unit, s.mu.freed = u, &unit.Freed{}
 	u.OnFree(s.mu.freed.Signal)
+	u.Advise(s.advise)
 	return nil
 }
 
@@ -113,6 +116,8 @@ var handlers = map[wire.Op]handler{
 	wire.OpUnitPrepare:   (*life).prepare,
 	wire.OpUnitInventory: (*life).inventory,
 	wire.OpUnitDiscard:   (*life).discard,
+	wire.OpUnitAdvise:    (*life).advise,
+	wire.OpUnitPiece:     (*life).piece,
 }
 
 // request is one request on its way to its answer.
@@ -198,6 +203,7 @@ func (s *Server) openLocked(peer transport.Peer, r *request) (*life, error) {
 	}
 	s.mu.session = open.Session
 	s.mu.life = newLife(s.mu.unit, s.mu.freed, peer.ID, open.Session)
+	s.current.Store(s.mu.life)
 	return s.mu.life, nil
 }
 
@@ -217,6 +223,7 @@ func (s *Server) Gone(peer transport.Peer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.mu.life = nil
+	s.current.Store(nil)
 }
 
 // Segment implements transport.Handler. A server has one unit, whatever its number with the controller is.
