@@ -85,7 +85,8 @@ def _serve_unit(arguments: argparse.Namespace) -> int:
 
 
 def _summary() -> dict[str, Any]:
-    from transfer_queue.client import unit_infos  # which needs torch; a daemon does not
+    from transfer_queue import _lost  # these need torch; a daemon does not
+    from transfer_queue.client import unit_infos
 
     session = _session.current()
     call = _calls.Call(Op.STATUS, b"", lambda reply: _calls.decode(reply.body), timeout=session.timeout_s)
@@ -97,6 +98,7 @@ def _summary() -> dict[str, Any]:
         "clients": clients,
         "partitions": [_partition(row) for row in partitions or []],
         "units": [unit._asdict() for unit in unit_infos(units or [])],
+        "lost": _calls.run(session.handle, _lost.lost(session, None, None)),
     }
 
 
@@ -138,7 +140,13 @@ def status(arguments: argparse.Namespace) -> int:
             f"  partition {part['name']!r}: {part['samples']} samples, {part['keys']} keys, fields [{fields}], ", end=""
         )
         print(f"consumed: {consumed}")
+        if lost := summary["lost"].get(part["name"]):
+            some = ", ".join(f"{name!r} [{', '.join(of)}]" for name, of in list(lost.items())[:_FEW])
+            print(f"    lost with a unit: {some}{f' and {len(lost) - _FEW} more' if len(lost) > _FEW else ''}")
     return 0
+
+
+_FEW = 5  # of a long list
 
 
 def _on_disk(unit: dict[str, Any]) -> str:

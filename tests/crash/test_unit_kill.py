@@ -140,7 +140,7 @@ def test_a_unit_is_killed_at_random_points(hosts: Hosts) -> None:
         spilled, compacted = spilled + unit.spilled_bytes, compacted + unit.compacted_bytes
     print(f"{model.next} puts, {spilled} bytes spilled, {compacted} compacted")
     assert min(spilled, compacted) > 0
-    assert all("unit-a" in problem for problem in model.problems)
+    assert [text for text in model.problems if "unit-a" not in text and "storage units are gone" not in text] == []
     hosts.start("unit-a", limit=LIMIT)
     model.check()
     while tq.kv_list("p").get("p"):
