@@ -37,10 +37,11 @@ type setup struct {
 	samples int64
 	polling bool
 	putWait time.Duration
-	sampler sampler.Sampler // nil: Sequential
-	python  string          // name of a sampler that Python runs
-	remote  bool            // units behind a network of their own, as in other processes
-	disk    *unit.Disk      // of each unit; its folder is chosen by start
+	sampler sampler.Sampler        // nil: Sequential
+	python  string                 // name of a sampler that Python runs
+	remote  bool                   // units behind a network of their own, as in other processes
+	disk    *unit.Disk             // of each unit; its folder is chosen by start
+	diskFor func(i int) *unit.Disk // instead, of one unit
 }
 
 // system is a controller with real units behind a network in memory.
@@ -123,6 +124,9 @@ func start(t *testing.T, o setup) *system {
 
 // diskOf is the disk of a unit: all lie in one folder, as those of a session do.
 func (s *system) diskOf(i int, o setup) *unit.Disk {
+	if o.diskFor != nil {
+		return o.diskFor(i)
+	}
 	if o.disk == nil {
 		return nil
 	}

@@ -101,6 +101,11 @@ func samples() []any {
 		&UnitAdviseRequest{Question: 7, Uses: []byte{0, 2}},
 		&UnitPrepareRequest{Txn: 3, Shed: true},
 		&UnitPieceRequest{Lease: 4, Column: 1, Offset: 1 << 40, Size: 4096, Sum: 1<<32 - 1},
+		&UnitInventoryRequest{From: 3},
+		&UnitDiscardRequest{Session: 1 << 63},
+		&UnitReply{Stock: []UnitStock{{Partition: text, Column: free, Samples: *named}}, More: 4},
+		&LostRequest{Partition: &text},
+		&LostReply{Cells: []LostCells{{Partition: text, Field: "x", Indexes: Ints{1, 2}, Keys: keys(2), Known: []byte{1, 0}}}},
 		&UnitReply{Sum: 7, Question: &UnitQuestion{Number: 7, Partition: text, Samples: *named}},
 		&UnitReply{Stats: UnitStats{Count: 3, MemoryUsed: 1 << 40, Leases: 2, Scratch: 5, Disk: UnitDisk{Cells: 1, Fallback: 6}}, Blocks: []Block{{Segment: 1, Size: 8}}, Filled: true,
 			Columns: []UnitColumn{{Column: free, Runs: []UnitRun{{Rows: 2, Block: Block{Offset: 64, Size: 12}}}}, {Column: Column{Field: "none"}}},
@@ -126,7 +131,7 @@ func TestEveryMessageComesBackAsItWas(t *testing.T) {
 	}
 	// Messages inside messages are covered with them.
 	for _, inner := range []string{"Part", "Block", "PutResult", "GetColumn", "Run", "ListedPartition", "Event", "UnitInfo", "PartitionSummary", "Sharing", "PartRows",
-		"UnitAddress", "UnitStats", "UnitColumn", "UnitRun", "MissingCell", "DamagedCell", "UnitDisk", "UnitOpened", "UnitQuestion"} {
+		"UnitAddress", "UnitStats", "UnitColumn", "UnitRun", "MissingCell", "DamagedCell", "UnitDisk", "UnitOpened", "UnitQuestion", "UnitStock", "LostCells"} {
 		seen[inner] = true
 	}
 	for _, name := range declared(t) {

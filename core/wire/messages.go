@@ -66,6 +66,9 @@ const (
 	OpUnitTransform
 	OpUnitStats
 	OpUnitPrepare
+	OpUnitInventory
+	OpUnitDiscard
+	OpLost
 	OpUnitAdvise
 	OpUnitPiece
 )
@@ -407,6 +410,7 @@ type UnitInfo struct {
 	CompactedBytes int64
 	FallbackCells  int64
 
+	LostCells      int64 // that were lost with an earlier process of the unit, and neither written nor cleared since
 	DiskLogical    int64 // bytes of values, those that cells share counted for each
 	MemoryCells    int64
 	MemoryLogical  int64

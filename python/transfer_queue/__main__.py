@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import time
 from typing import Any
 
 from transfer_queue import _calls, _session, config
+from transfer_queue._joining_unit import JoiningUnit
 from transfer_queue._ops import Op
-from transfer_queue.errors import TransferQueueError
+from transfer_queue.errors import InvalidArgumentError, TransferQueueError
 
 
 def _options() -> argparse.ArgumentParser:
@@ -26,6 +28,7 @@ def _options() -> argparse.ArgumentParser:
     serve.add_argument(
         "--payload-port", type=int, help="port of their payload on the same host (default: any free one)"
     )
+    serve.add_argument("--join", metavar="NAME", help="run one storage unit of that name for the session of this host")
     status = commands.add_parser("status", help="print partitions, units and bytes")
     status.add_argument("--namespace", help="name of the session (default: of the configuration)")
     status.add_argument("--json", action="store_true", help="print JSON")
@@ -57,7 +60,9 @@ def _conf(arguments: argparse.Namespace) -> Any:
 
 
 def serve(arguments: argparse.Namespace) -> int:
-    """Own a session until a signal ends it."""
+    """Own a session, or host a unit of one, until a signal ends it."""
+    if arguments.join is not None:
+        return _serve_unit(arguments)
     session = _session.open_session(_conf(arguments), "own")
     at = f", at {session.info.to_addr('requests')}" if session.info.ports else ""
     print(f"serving session {session.id}, process {session.owner_pid}{at}", flush=True)
@@ -68,8 +73,20 @@ def serve(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _serve_unit(arguments: argparse.Namespace) -> int:
+    if arguments.units is not None or arguments.listen is not None or arguments.payload_port is not None:
+        raise InvalidArgumentError("--join: a unit has no --units, --listen and --payload-port")
+    unit = JoiningUnit(_conf(arguments), arguments.join, arguments.memory_limit_bytes)
+    print(f"serving unit {arguments.join} of session {unit.session}, process {os.getpid()}", flush=True)
+    unit.run({signal.SIGTERM, signal.SIGINT})
+    unit.close()
+    print("closed", flush=True)
+    return 0
+
+
 def _summary() -> dict[str, Any]:
-    from transfer_queue.client import unit_infos  # which needs torch; a daemon does not
+    from transfer_queue import _lost  # these need torch; a daemon does not
+    from transfer_queue.client import unit_infos
 
     session = _session.current()
     call = _calls.Call(Op.STATUS, b"", lambda reply: _calls.decode(reply.body), timeout=session.timeout_s)
@@ -81,6 +98,7 @@ def _summary() -> dict[str, Any]:
         "clients": clients,
         "partitions": [_partition(row) for row in partitions or []],
         "units": [unit._asdict() for unit in unit_infos(units or [])],
+        "lost": _calls.run(session.handle, _lost.lost(session, None, None)),
     }
 
 
@@ -122,7 +140,13 @@ def status(arguments: argparse.Namespace) -> int:
             f"  partition {part['name']!r}: {part['samples']} samples, {part['keys']} keys, fields [{fields}], ", end=""
         )
         print(f"consumed: {consumed}")
+        if lost := summary["lost"].get(part["name"]):
+            some = ", ".join(f"{name!r} [{', '.join(of)}]" for name, of in list(lost.items())[:_FEW])
+            print(f"    lost with a unit: {some}{f' and {len(lost) - _FEW} more' if len(lost) > _FEW else ''}")
     return 0
+
+
+_FEW = 5  # of a long list
 
 
 def _on_disk(unit: dict[str, Any]) -> str:

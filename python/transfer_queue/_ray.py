@@ -58,15 +58,10 @@ class Actors:
     def end(self) -> None:
         """End all of them, and return when they are gone."""
         ray = ray_module()
-        handles = [*self.units.values(), self.controller]
-        endings = []
-        for handle in handles:
-            with contextlib.suppress(ray.exceptions.RayError):  # it is gone already, or the cluster is
-                endings.append(handle.shutdown.remote())
-        if endings:
-            with contextlib.suppress(ray.exceptions.RayError):
-                ray.wait(endings, num_returns=len(endings), timeout=_END_S)
-        for handle in handles:
+        units = list(self.units.values())
+        _shut_down([self.controller])  # it tells durable units to drop what only this session knows
+        _shut_down(units)
+        for handle in [*units, self.controller]:
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(handle)
         self._wait()
@@ -85,6 +80,17 @@ class Actors:
         """Whether Ray still knows the name of one of them, which would keep the next session from having it."""
         units = {_ray_units.actor_name(rank) for rank in range(len(self.units))}
         return _named() is not None or not units.isdisjoint(ray_module().util.list_named_actors())
+
+
+def _shut_down(handles: list[Any]) -> None:
+    """Ask actors to end by themselves, and wait a little."""
+    ray, endings = ray_module(), []
+    for handle in handles:
+        with contextlib.suppress(ray.exceptions.RayError):  # it is gone already, or the cluster is
+            endings.append(handle.shutdown.remote())
+    if endings:
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.wait(endings, num_returns=len(endings), timeout=_END_S)
 
 
 _actors: Actors | None = None

@@ -14,6 +14,7 @@ import (
 type life struct {
 	unit    *unit.Unit
 	peer    uint64
+	session uint64
 	last    uint64 // number of the latest request; guarded by Server.mu
 	freed   *unit.Freed
 	gone    chan struct{}  // closed when the controller is
@@ -22,7 +23,8 @@ type life struct {
 		sync.Mutex
 		txns   map[uint64]*txn
 		leases map[uint64]store.Lease
-		count  uint64 // of stats that were taken
+		stock  []schema.Stock // of the last inventory
+		count  uint64         // of stats that were taken
 		advice advice
 		ended  bool
 	}
@@ -37,8 +39,8 @@ type txn struct {
 	aborted bool
 }
 
-func newLife(u *unit.Unit, freed *unit.Freed, peer uint64) *life {
-	l := &life{unit: u, freed: freed, peer: peer, last: 1, gone: make(chan struct{})}
+func newLife(u *unit.Unit, freed *unit.Freed, peer, session uint64) *life {
+	l := &life{unit: u, freed: freed, peer: peer, session: session, last: 1, gone: make(chan struct{})}
 	l.mu.txns, l.mu.leases = map[uint64]*txn{}, map[uint64]store.Lease{}
 	return l
 }
@@ -205,7 +207,18 @@ func (l *life) commit(r *request) (*wire.UnitReply, error) {
 		return nil, tqerr.New(tqerr.InvalidArgument, "write %d has %d rows, not %d", req.Txn, rows, len(samples))
 	}
 	t.staged.Commit(samples)
-	return nil, nil
+	return l.secured(r)
+}
+
+// secured answers a request when what it has changed is durable; beside the stream, in which the change has taken its place.
+func (l *life) secured(r *request) (*wire.UnitReply, error) {
+	if !l.unit.Durable() {
+		return nil, nil
+	}
+	if err := l.enter(); err != nil {
+		return nil, err
+	}
+	return l.later(r, func() (*wire.UnitReply, error) { return nil, l.unit.Secure() })
 }
 
 func (l *life) abort(r *request) (*wire.UnitReply, error) {
@@ -239,10 +252,11 @@ func (l *life) remove(r *request) (*wire.UnitReply, error) {
 		return nil, err
 	}
 	samples, err := samplesOf(&req.Samples)
-	if err == nil {
-		l.unit.Delete(req.Partition, req.Fields, samples)
+	if err != nil {
+		return nil, err
 	}
-	return nil, err
+	l.unit.Delete(req.Partition, req.Fields, samples)
+	return l.secured(r)
 }
 
 func (l *life) release(r *request) (*wire.UnitReply, error) {

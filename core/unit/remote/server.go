@@ -13,7 +13,10 @@
 // # Lives
 //
 // A unit serves one controller at a time. What that has staged or leased ends with its connection. The cells stay until a
-// controller of another session opens the unit, which then begins empty.
+// controller opens the unit again, which then begins empty, unless the controller is of the same session and wants them. A
+// durable unit always keeps those of the same session, which it may have found on its disk, and refuses other sessions while
+// it has any; to commits and deletes it answers when they are as durable as it promises. A controller that finds cells asks
+// for an inventory, and deletes what it does not know.
 //
 // Locks: Server.mu, then life.mu, then those of the store. In the controller's process Unit.stream is taken under the
 // controller's lock; Unit.state is a leaf.
@@ -67,7 +70,10 @@ func NewServer(o Options) (*Server, error) {
 	s := &Server{opts: o, incarnation: rand.Uint64()}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s, s.beginLocked()
+	if err := s.beginLocked(); err != nil {
+		return nil, err
+	}
+	return s, nil
 }
 
 // beginLocked makes an empty unit.
@@ -108,6 +114,8 @@ var handlers = map[wire.Op]handler{
 	wire.OpUnitTransform: (*life).transform,
 	wire.OpUnitStats:     (*life).report,
 	wire.OpUnitPrepare:   (*life).prepare,
+	wire.OpUnitInventory: (*life).inventory,
+	wire.OpUnitDiscard:   (*life).discard,
 	wire.OpUnitAdvise:    (*life).advise,
 	wire.OpUnitPiece:     (*life).piece,
 }
@@ -133,6 +141,7 @@ func (s *Server) Serve(ctx context.Context, peer transport.Peer, req *wire.Reque
 	if req.Op == wire.OpUnitOpen {
 		l.answer(r, &wire.UnitReply{Opened: &wire.UnitOpened{
 			Name: s.opts.Name, Incarnation: s.incarnation, PID: os.Getpid(), SampleLimit: s.opts.SampleLimit,
+			Durable: l.unit.Durable(),
 		}}, nil)
 		return
 	}
@@ -180,7 +189,10 @@ func (s *Server) openLocked(peer transport.Peer, r *request) (*life, error) {
 	if open.Session == 0 || r.Sequence != 1 {
 		return nil, tqerr.New(tqerr.InvalidArgument, "unit %q: opened as request %d for session %d", s.opts.Name, r.Sequence, open.Session)
 	}
-	if s.mu.session != 0 && s.mu.session != open.Session {
+	if err := s.mu.unit.Own(SessionName(open.Session)); err != nil {
+		return nil, err
+	}
+	if s.mu.session != 0 && (s.mu.session != open.Session || !open.Keep) && !s.mu.unit.Durable() {
 		old := s.mu.unit
 		if err := s.beginLocked(); err != nil {
 			return nil, err
@@ -190,10 +202,13 @@ func (s *Server) openLocked(peer transport.Peer, r *request) (*life, error) {
 		}
 	}
 	s.mu.session = open.Session
-	s.mu.life = newLife(s.mu.unit, s.mu.freed, peer.ID)
+	s.mu.life = newLife(s.mu.unit, s.mu.freed, peer.ID, open.Session)
 	s.current.Store(s.mu.life)
 	return s.mu.life, nil
 }
+
+// SessionName is how the number of a session is written down.
+func SessionName(session uint64) string { return fmt.Sprintf("%016x", session) }
 
 // Gone implements transport.Handler: what the controller has staged or leased ends.
 func (s *Server) Gone(peer transport.Peer) {
