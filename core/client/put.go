@@ -97,12 +97,12 @@ func (c *Client) putStaged(ctx context.Context, req *Request, put *wire.PutReque
 	defer timer.Stop()
 	select {
 	case g := <-grant:
-		if g.err == nil && c.remote() {
-			c.putRemote(ctx, req, begun, g, inputs, done)
+		if g.err == nil && (c.remote() || len(g.reply.Grants) > 0) {
+			c.deliver(ctx, req, begun, g, inputs, done)
 			return nil
 		}
 		if g.err == nil {
-			g.err = c.fill(ctx, g.reply, inputs)
+			g.err = c.fill(ctx, g.reply.Parts, inputs)
 		}
 		c.finish(ctx, g, remaining(req.Timeout, begun), done)
 		return nil
@@ -116,12 +116,8 @@ func (c *Client) putStaged(ctx context.Context, req *Request, put *wire.PutReque
 			c.finish(ctx, granted{g.reply, err}, 0, func(*Result) {})
 			return
 		}
-		switch {
-		case g.err != nil:
-		case c.remote():
-			g.err = c.sendWithin(ctx, outgoingOf(g.reply, aside), remaining(req.Timeout, begun))
-		default:
-			g.err = c.fill(ctx, g.reply, aside)
+		if g.err == nil {
+			g.err = c.deliverAside(ctx, g.reply, aside, remaining(req.Timeout, begun))
 		}
 		c.finish(ctx, g, remaining(req.Timeout, begun), done)
 	})
@@ -162,11 +158,11 @@ func (c *Client) copyAside(inputs []*foreign.Input) (out []*foreign.Input, relea
 	return out, release, nil
 }
 
-// fill copies the rows into the granted blocks.
-func (c *Client) fill(ctx context.Context, g *wire.PutReply, inputs []*foreign.Input) error {
+// fill copies the rows into granted blocks of memory that is mapped here.
+func (c *Client) fill(ctx context.Context, parts []wire.Part, inputs []*foreign.Input) error {
 	c.segments.using.RLock()
 	defer c.segments.using.RUnlock()
-	for _, part := range g.Parts {
+	for _, part := range parts {
 		for k, b := range part.Blocks {
 			if b.Size == 0 {
 				continue

@@ -137,8 +137,12 @@ func (g *leasedGroup) write(ctx context.Context, p *snapshot.Part) error {
 		leased = g.cells.Columns
 	}
 	cursors := make([]runCursor, len(leased))
+	at := make([]int64, len(leased)) // where each column goes on, of all leased bytes
 	for k := range leased {
 		cursors[k] = newRunCursor(&leased[k])
+		if k+1 < len(leased) {
+			at[k+1] = at[k] + leased[k].Column.Bytes()
+		}
 	}
 	for from := 0; from < len(g.Samples); {
 		to := g.batchEnd(cursors, from)
@@ -150,7 +154,8 @@ func (g *leasedGroup) write(ctx context.Context, p *snapshot.Part) error {
 			for k := range cursors {
 				cursors[k].take(to-from, func(run store.Run) {
 					if err == nil {
-						err = g.writeRun(ctx, run, put)
+						err = readLeased(ctx, g.unit, g.cells.Leases[0], run, at[k], put)
+						at[k] += run.Block.Size
 					}
 				})
 			}
@@ -164,16 +169,13 @@ func (g *leasedGroup) write(ctx context.Context, p *snapshot.Part) error {
 	return nil
 }
 
-func (g *leasedGroup) writeRun(ctx context.Context, run store.Run, put func([]byte) error) error {
-	bytes, err := g.unit.Bytes(run.Block)
-	if err != nil {
-		return err
-	}
+// inPieces gives bytes piece by piece, until the context ends.
+func inPieces(ctx context.Context, bytes []byte, give func([]byte) error) error {
 	for piece := range slices.Chunk(bytes, pieceBytes) {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := put(piece); err != nil {
+		if err := give(piece); err != nil {
 			return err
 		}
 	}
@@ -238,22 +240,45 @@ func stageShares(ctx context.Context, partition string, shares []share) error {
 	return nil
 }
 
+// placed says where bytes that are read from a file go. They are there when flush has returned.
+type placed struct {
+	places  [][]byte
+	flushes []func(context.Context) error
+}
+
+func (p *placed) flush(ctx context.Context) error {
+	for _, fn := range p.flushes {
+		if err := fn(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // placesOf returns where the bytes of columns go, column by column in the order of the rows.
-func placesOf(shares []share, columns int) (places [][]byte, err error) {
+func placesOf(shares []share, columns int) (*placed, error) {
+	out := &placed{}
+	if columns == 0 {
+		return out, nil
+	}
+	blocks := make([][][]byte, len(shares))
+	for i := range shares {
+		found, flush, err := shares[i].toFill()
+		if err != nil {
+			return nil, err
+		}
+		blocks[i], out.flushes = found, append(out.flushes, flush)
+	}
 	order := pieces(shares)
 	for k := range columns {
 		offsets := make([][]int64, len(shares))
-		blocks := make([][]byte, len(shares))
 		for i, sh := range shares {
-			if blocks[i], err = sh.unit.Bytes(sh.staged.Blocks()[k]); err != nil {
-				return nil, err
-			}
 			offsets[i] = sh.cols[k].Offsets()
 		}
 		for _, p := range order {
 			o := offsets[p.share]
-			places = append(places, blocks[p.share][o[p.at]:o[p.at+p.rows]])
+			out.places = append(out.places, blocks[p.share][k][o[p.at]:o[p.at+p.rows]])
 		}
 	}
-	return places, nil
+	return out, nil
 }

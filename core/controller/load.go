@@ -150,11 +150,28 @@ func (l *loading) read(dir string, cut snapshot.Cut, sameCut bool) error {
 }
 
 // readValues gives the rows of all files to stage, several files at a time, and fills the memory that it names.
-func (s *Server) readValues(ctx context.Context, stored *snapshot.Stored, stage func(*snapshot.Rows) ([][]byte, error)) error {
+func (s *Server) readValues(ctx context.Context, stored *snapshot.Stored, stage func(*snapshot.Rows) (*placed, error)) error {
 	s.mapped.RLock()
 	defer s.mapped.RUnlock()
 	return together(ctx, stored.Parts(), filesAtOnce, func(ctx context.Context, k int) error {
-		return stored.ReadPart(ctx, k, stage)
+		var last *placed // whose bytes have been read when the next rows are staged
+		err := stored.ReadPart(ctx, k, func(rows *snapshot.Rows) ([][]byte, error) {
+			if last != nil {
+				if err := last.flush(ctx); err != nil {
+					return nil, err
+				}
+			}
+			next, err := stage(rows)
+			if err != nil {
+				return nil, err
+			}
+			last = next
+			return next.places, nil
+		})
+		if err == nil && last != nil {
+			err = last.flush(ctx)
+		}
+		return err
 	})
 }
 
@@ -173,7 +190,7 @@ func (l *loading) bare(state *catalog.State) error {
 }
 
 // stage reserves memory for rows on the units where they will be.
-func (l *loading) stage(rows *snapshot.Rows) ([][]byte, error) {
+func (l *loading) stage(rows *snapshot.Rows) (*placed, error) {
 	if err := l.ctx.Err(); err != nil {
 		return nil, err
 	}

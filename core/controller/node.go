@@ -53,6 +53,11 @@ type node interface {
 	Update(ctx context.Context, spec *unit.UpdateSpec) (*unit.Transformed, error)
 	Parse(ctx context.Context, spec *unit.ParseSpec) (*unit.Transformed, error)
 
+	// Machine is where the unit's memory can be mapped.
+	Machine() string
+	// away is the unit when it is on another host than the controller, else nil.
+	away() *remote.Unit
+
 	// Lost is nil as long as the unit can be reached.
 	Lost() error
 	// waits reports that the unit answers later, so that handlers must not wait for it on the goroutine that they are called on.
@@ -69,7 +74,11 @@ type node interface {
 type inside struct {
 	Unit
 	samples int64
+	machine string
 }
+
+func (n inside) Machine() string    { return n.machine }
+func (n inside) away() *remote.Unit { return nil }
 
 func (n inside) SampleLimit() int64                  { return n.samples }
 func (n inside) Lost() error                         { return nil }
@@ -90,6 +99,13 @@ func (n inside) Stage(_ context.Context, partition string, columns []schema.Colu
 
 // outside is a unit in a process of its own.
 type outside struct{ *remote.Unit }
+
+func (n outside) away() *remote.Unit {
+	if n.Away() {
+		return n.Unit
+	}
+	return nil
+}
 
 func (n outside) waits() bool                    { return true }
 func (n outside) sync(ctx context.Context) error { return n.Sync(ctx) }
@@ -113,7 +129,7 @@ func (s *Server) addLocked(n node) {
 	for id, other := range old.byID {
 		next.byID[id] = other
 	}
-	s.mu.cat.AddUnit(n.ID(), n.Host())
+	s.mu.cat.AddUnit(n.ID(), n.Machine())
 	s.mu.cat.LimitUnit(n.ID(), n.SampleLimit())
 	n.OnFree(s.room.Signal)
 	s.nodes.Store(next)

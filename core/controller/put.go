@@ -10,6 +10,7 @@ import (
 	"transferqueue/core/schema"
 	"transferqueue/core/store"
 	"transferqueue/core/tqerr"
+	"transferqueue/core/transport"
 	"transferqueue/core/unit"
 	"transferqueue/core/wire"
 )
@@ -22,9 +23,10 @@ type txn struct {
 	rows   int
 	units  []uint32 // per row, where its cells are staged
 	shares []share
-	inline []byte   // the payload, when it came with the request and is not staged
-	loans  *loans   // of a write in two steps
-	memory [][]byte // of its blocks, for streams of a client that cannot map it
+	inline []byte           // the payload, when it came with the request and is not staged
+	loans  *transport.Loans // of a write in two steps
+	memory [][]byte         // of its blocks, for streams of a client that cannot map it
+	from   string           // machine of the writer
 }
 
 // share is the part of a write that one unit stores.
@@ -48,7 +50,7 @@ func (t *txn) abort() {
 func (t *txn) transforms() bool { return t.req.Update || len(t.req.Callable) > 0 }
 
 func (c *call) newTxn() (*txn, error) {
-	t := &txn{s: c.s, req: &wire.PutRequest{}}
+	t := &txn{s: c.s, req: &wire.PutRequest{}, from: c.machine()}
 	if err := c.decode(t.req); err != nil {
 		return nil, err
 	}
@@ -150,7 +152,7 @@ func (c *call) grant(t *txn) (any, error) {
 		t.abort()
 		return nil, tqerr.New(tqerr.InvalidArgument, "a write in two steps needs a sequence")
 	}
-	t.loans = &loans{}
+	t.loans = &transport.Loans{}
 	if c.remote {
 		if err := t.findMemory(); err != nil {
 			t.abort()
@@ -166,7 +168,7 @@ func (c *call) grant(t *txn) (any, error) {
 			t.abort()
 		}
 	}
-	reply := &wire.PutReply{Txn: id}
+	reply := &wire.PutReply{Txn: id, Grants: writeGrants(t.shares)}
 	for _, sh := range t.shares {
 		part := wire.Part{Unit: sh.unit.ID(), Rows: sh.runs}
 		for _, b := range sh.staged.Blocks() {
@@ -193,7 +195,7 @@ func (t *txn) place() ([]catalog.Room, error) {
 	s.mu.RLock()
 	units, err := s.mu.cat.Check(&t.write)
 	if err == nil {
-		err = s.mu.cat.Place(units, hostOfWriter, rowSizes(t.write.Columns), rooms)
+		err = s.mu.cat.Place(units, t.from, rowSizes(t.write.Columns), rooms)
 	}
 	s.mu.RUnlock()
 	if err != nil {
@@ -258,9 +260,6 @@ func (t *txn) tightestFirst(rooms []catalog.Room) (ordered []*share, fits bool) 
 	slices.SortFunc(out, func(a, b *share) int { return cmp.Compare(left(a), left(b)) })
 	return out, left(out[0]) >= 0
 }
-
-// hostOfWriter is where writers are: all of them are on this host until units on other hosts join.
-const hostOfWriter = ""
 
 // split groups the rows by unit.
 func (t *txn) split(units []uint32) []share {

@@ -1,9 +1,11 @@
 package wire
 
+import "encoding/hex"
+
 // The requests between a controller and a storage unit in a process of its own. A unit executes those of its controller
 // in the order in which they were sent, which their sequence counts from 1: a read that was sent behind a commit sees it.
 // OpUnitTransform, OpUnitPrepare and reads of cells on disk go on beside others after they have begun. The controller chooses the numbers of transactions and
-// leases, so it can end what it has not been told of.
+// leases, so it can end what it has not been told of; by these numbers clients name what they move over streams.
 
 // JoinUnitsRequest makes units part of the session. A unit that has joined already is left as it is.
 type JoinUnitsRequest struct {
@@ -16,11 +18,43 @@ type UnitAddress struct {
 	Socket string
 	Secret []byte
 	Host   string
+
+	Address string // tcp://HOST:PORT for controllers of other hosts, who show the Token of the secret; "": it serves its own host
+	Machine string // where the socket is; see internal/machine
+}
+
+// Token is the secret as connections between hosts show it.
+func (a *UnitAddress) Token() []byte { return UnitToken(a.Secret) }
+
+// UnitToken makes the token of a unit that listens for other hosts out of its secret.
+func UnitToken(secret []byte) []byte { return hex.AppendEncode(nil, secret) }
+
+// ReachUnitRequest asks a controller how to reach a unit that has granted something; with Ticket, for a payload stream too.
+type ReachUnitRequest struct {
+	Unit   uint32
+	Ticket bool
+}
+
+// ReachUnitReply says where a unit is. A client of the same machine tries its socket first.
+type ReachUnitReply struct {
+	Name    string
+	Machine string
+	Socket  string
+	Secret  []byte
+	Streams string // HOST:PORT, with a ticket
+	Ticket  []byte
+}
+
+// UnitTicket lets its bearer open one payload stream to a unit.
+type UnitTicket struct {
+	Port   int // on the unit's host
+	Ticket []byte
 }
 
 // UnitOpenRequest is the first request of a controller. A unit that holds cells of another session drops them.
 type UnitOpenRequest struct {
 	Session uint64
+	Resume  bool // the controller repeats requests after a lost connection; Request.Ack says up to which it has the answers
 }
 
 // UnitOpened tells a controller whom it has reached.
@@ -97,6 +131,7 @@ type UnitReply struct {
 	Opened  *UnitOpened
 	Writes  bool         // of a stage: OpUnitPrepare, which takes a TxnRequest, has to come before the commit
 	Damaged *DamagedCell // of a read or a transformation that has failed for it
+	Ticket  *UnitTicket
 }
 
 // UnitStats counts what a unit holds. A higher Count was taken later.

@@ -52,3 +52,5 @@ class Op(IntEnum):
     UNIT_TRANSFORM = 43
     UNIT_STATS = 44
     UNIT_PREPARE = 45
+    REACH_UNIT = 46
+    UNIT_TICKET = 47

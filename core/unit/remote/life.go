@@ -1,11 +1,13 @@
 package remote
 
 import (
+	"context"
 	"sync"
 
 	"transferqueue/core/schema"
 	"transferqueue/core/store"
 	"transferqueue/core/tqerr"
+	"transferqueue/core/transport"
 	"transferqueue/core/unit"
 	"transferqueue/core/wire"
 )
@@ -17,12 +19,19 @@ type life struct {
 	last    uint64 // number of the latest request; guarded by Server.mu
 	freed   *unit.Freed
 	running sync.WaitGroup // transformations, and what reads and writes the disk
+	ctx     context.Context
+	cancel  context.CancelFunc
+	resumes bool            // the controller repeats requests on another connection
+	tickets Tickets         // nil: the unit does not listen for other hosts
+	lent    transport.Loans // streams that read leases
 	mu      struct {
 		sync.Mutex
-		txns   map[uint64]*txn
-		leases map[uint64]store.Lease
-		count  uint64 // of stats that were taken
-		ended  bool
+		txns     map[uint64]*txn
+		leases   map[uint64]*held
+		outcomes map[uint64]*outcome // of requests, when the controller resumes
+		acked    uint64
+		count    uint64 // of stats that were taken
+		ended    bool
 	}
 }
 
@@ -33,11 +42,13 @@ type txn struct {
 	cancel  func() // of the computation; nil: none
 	users   int    // computations that make it or read it; its memory stays until they have ended
 	aborted bool
+	loans   transport.Loans // of streams; called back by who takes it out of the table or begins to use it
 }
 
 func newLife(u *unit.Unit, freed *unit.Freed, peer uint64) *life {
 	l := &life{unit: u, freed: freed, peer: peer, last: 1}
-	l.mu.txns, l.mu.leases = map[uint64]*txn{}, map[uint64]store.Lease{}
+	l.ctx, l.cancel = context.WithCancel(context.Background())
+	l.mu.txns, l.mu.leases, l.mu.outcomes = map[uint64]*txn{}, map[uint64]*held{}, map[uint64]*outcome{}
 	return l
 }
 
@@ -48,12 +59,15 @@ func (l *life) end() {
 	l.mu.Lock()
 	l.mu.ended = true
 	l.mu.Unlock()
+	l.cancel()
 	l.running.Wait()
+	l.lent.Recall()
 	l.mu.Lock()
 	txns, leases := l.mu.txns, l.mu.leases
 	l.mu.txns, l.mu.leases = nil, nil
 	l.mu.Unlock()
 	for _, t := range txns {
+		t.loans.Recall()
 		if t.staged != nil {
 			t.staged.Abort()
 		}
@@ -186,6 +200,7 @@ func (l *life) commit(r *request) (*wire.UnitReply, error) {
 	if rows != len(samples) {
 		return nil, tqerr.New(tqerr.InvalidArgument, "write %d has %d rows, not %d", req.Txn, rows, len(samples))
 	}
+	t.loans.Recall()
 	t.staged.Commit(samples)
 	return nil, nil
 }
@@ -210,6 +225,7 @@ func (l *life) abort(r *request) (*wire.UnitReply, error) {
 			t.cancel()
 		}
 	case t.staged != nil:
+		t.loans.Recall()
 		t.staged.Abort()
 	}
 	return nil, nil

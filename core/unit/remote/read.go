@@ -9,12 +9,12 @@ import (
 	"transferqueue/core/wire"
 )
 
-// held is a lease that may be released while its bytes are read from disk and sent.
+// held is a lease that may be released while its bytes are read from disk or sent.
 type held struct {
 	store.Lease
 	mu struct {
 		sync.Mutex
-		inUse bool
+		users int
 		over  bool
 	}
 }
@@ -23,24 +23,24 @@ type held struct {
 func (h *held) Release() {
 	h.mu.Lock()
 	h.mu.over = true
-	inUse := h.mu.inUse
+	idle := h.mu.users == 0
 	h.mu.Unlock()
-	if !inUse {
+	if idle {
 		h.Lease.Release()
 	}
 }
 
-// use keeps what is leased until leave.
+// use keeps what is leased until leave. Called when it is not released yet.
 func (h *held) use() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.mu.inUse = true
+	h.mu.users++
 }
 
 func (h *held) leave() {
 	h.mu.Lock()
-	h.mu.inUse = false
-	over := h.mu.over
+	h.mu.users--
+	over := h.mu.over && h.mu.users == 0
 	h.mu.Unlock()
 	if over {
 		h.Lease.Release()
@@ -172,6 +172,7 @@ func (l *life) prepare(r *request) (*wire.UnitReply, error) {
 	if !ready {
 		return nil, tqerr.New(tqerr.NotFound, "write %d is not staged", req.Txn)
 	}
+	t.loans.Recall()
 	return l.later(r, func() (*wire.UnitReply, error) {
 		defer l.leave(t)
 		return nil, store.Prepare(t.staged)

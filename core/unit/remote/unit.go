@@ -10,7 +10,6 @@ import (
 	"transferqueue/core/schema"
 	"transferqueue/core/store"
 	"transferqueue/core/tqerr"
-	"transferqueue/core/transport"
 	"transferqueue/core/unit"
 	"transferqueue/core/wire"
 )
@@ -21,6 +20,9 @@ type Address struct {
 	Name    string
 	Host    string
 	Socket  string
+	Secret  []byte
+	Address string // tcp://HOST:PORT
+	Machine string // see internal/machine
 	Session uint64 // of the controller, not 0
 }
 
@@ -29,7 +31,7 @@ type Address struct {
 type Unit struct {
 	at       Address
 	opened   wire.UnitOpened
-	conn     transport.Poster
+	conn     Conn
 	ctx      context.Context // ends with Disconnect
 	cancel   context.CancelFunc
 	numbers  atomic.Uint64 // of writes and leases
@@ -51,11 +53,11 @@ type Unit struct {
 
 // Open begins to use the unit at the other end of a connection, which belongs to the Unit from then on. What the unit holds
 // of another session is dropped. AlreadyExists when it serves another controller.
-func Open(ctx context.Context, conn transport.Poster, at Address) (*Unit, error) {
+func Open(ctx context.Context, conn Conn, at Address) (*Unit, error) {
 	u := &Unit{at: at, conn: conn}
 	u.ctx, u.cancel = context.WithCancel(context.Background())
 	u.segments.init()
-	a := u.post(wire.OpUnitOpen, &wire.UnitOpenRequest{Session: at.Session}, nil)
+	a := u.post(wire.OpUnitOpen, &wire.UnitOpenRequest{Session: at.Session, Resume: u.Away()}, nil)
 	err := a.wait(ctx)
 	if err == nil && a.reply.Opened == nil {
 		err = tqerr.New(tqerr.Corruption, "unit %q does not say who it is", at.Name)
