@@ -3,6 +3,7 @@
 package session_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -64,4 +65,36 @@ func TestUnitsOnOtherHosts(t *testing.T) {
 	for _, host := range []string{"b", "c"} {
 		require.NoError(t, writers[host].s.Close(time.Second))
 	}
+}
+
+// The network of the controller to its units, of clients to the units, and of clients to the controller delays, cuts and repeats.
+func TestExactlyOnceOnOtherHosts(t *testing.T) {
+	checkRemote(t)
+	cfg := listening(config(t))
+	cfg.PayloadPort = freePort(t)
+	var ports []int
+	var started []func() *process
+	for _, name := range []string{"b", "c"} {
+		payload := freePort(t)
+		ports = append(ports, payload)
+		started = append(started, spawn(t, in(asUnit(cfg, "unit-"+name), func(c *session.Config) {
+			c.Listen, c.PayloadPort = "tcp://127.0.0.1:0", payload
+		}), machine.Variable+"="+name))
+	}
+	on(t, "a")
+	here := open(t, in(cfg, func(c *session.Config) { c.Units = -1 }))
+	ports = append(ports, portOf(t, here.Info.Address), cfg.PayloadPort)
+	var units []*process
+	for _, start := range started {
+		u := start()
+		ports = append(ports, portOf(t, u.Info.Address))
+		u.Info.Address = strings.Replace(u.Info.Address, "127.0.0.1", proxyHost, 1)
+		units = append(units, u)
+	}
+	p := &proxy{cut: 0.02, twice: 0.1, delay: 3 * time.Millisecond}
+	startProxy(t, p, ports...)
+	require.NoError(t, joinAway(here, units...))
+	on(t, "d")
+	exactlyOnce(t, cfg, here, p)
+	requireClean(t, here) // before the proxy ends
 }

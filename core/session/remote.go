@@ -106,11 +106,7 @@ func dialUnit(ctx context.Context, at *wire.UnitAddress) (remote.Conn, error) {
 		}
 	}
 	r := &redialer{address: at.Address, token: at.Token(), id: client.NewID()}
-	first, err := r.dial(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return remote.NewLine(first, func(ctx context.Context) (remote.Link, error) {
+	dial := func(ctx context.Context) (remote.Link, error) {
 		ctx, cancel := context.WithTimeout(ctx, redialFor)
 		defer cancel()
 		conn, err := r.dialUntil(ctx)
@@ -118,5 +114,10 @@ func dialUnit(ctx context.Context, at *wire.UnitAddress) (remote.Conn, error) {
 			return nil, err
 		}
 		return conn, nil
-	}), nil
+	}
+	first, err := dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return remote.NewLine(first, dial), nil
 }
