@@ -26,13 +26,28 @@ def _options() -> argparse.ArgumentParser:
     serve.add_argument(
         "--payload-port", type=int, help="port of their payload on the same host (default: any free one)"
     )
+    serve.add_argument(
+        "--join",
+        metavar="tcp://HOST:PORT",
+        help="add units of this host to the session there, instead of one of their own",
+    )
+    serve.add_argument(
+        "--name", help="with --join: what the names of the units begin with (default: name of this host)"
+    )
     status = commands.add_parser("status", help="print partitions, units and bytes")
     status.add_argument("--namespace", help="name of the session (default: of the configuration)")
     status.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 
+_SIGNALS = {signal.SIGTERM, signal.SIGINT}
+
+
 def _conf(arguments: argparse.Namespace) -> Any:
+    return config.load(_given(arguments))
+
+
+def _given(arguments: argparse.Namespace) -> dict[str, Any]:
     given: dict[str, Any] = {}
     if getattr(arguments, "config", None):
         import yaml
@@ -53,17 +68,37 @@ def _conf(arguments: argparse.Namespace) -> Any:
         given["remote"] = {**(given.get("remote") or {}), "payload_port": arguments.payload_port}
     if arguments.namespace:
         given["namespace"] = arguments.namespace
-    return config.load(given)
+    return given
 
 
 def serve(arguments: argparse.Namespace) -> int:
-    """Own a session until a signal ends it."""
+    """Own a session, or add units to another one, until a signal ends it."""
+    if arguments.join:
+        return _serve_units(arguments)
     session = _session.open_session(_conf(arguments), "own")
     at = f", at {session.info.to_addr('requests')}" if session.info.ports else ""
     print(f"serving session {session.id}, process {session.owner_pid}{at}", flush=True)
-    signals = {signal.SIGTERM, signal.SIGINT}
-    signal.sigwait(signals)
+    signal.sigwait(_SIGNALS)
     _session.close()
+    print("closed", flush=True)
+    return 0
+
+
+def _serve_units(arguments: argparse.Namespace) -> int:
+    from transfer_queue._joined import JoinedUnits
+
+    given = _given(arguments)
+    listen, port = (given.pop("remote", None) or {}).get("listen") or "", arguments.payload_port or 0
+    storage = (given.get("backend") or {}).get("SimpleStorage") or {}
+    conf = config.load(given)
+    count = int(storage.get("num_data_storage_units") or 1)
+    own = {name: value for name, value in storage.items() if name != "num_data_storage_units"}
+    units = JoinedUnits(arguments.join, count, arguments.name or "", conf, own, listen, port)
+    for host in units.hosts:
+        print(f"unit {host.address.id} at {host.address.to_addr('requests')}", flush=True)
+    print(f"serving {count} units of session {units.session}", flush=True)
+    units.keep(_SIGNALS)
+    units.close()
     print("closed", flush=True)
     return 0
 
@@ -131,7 +166,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run a command; returns the exit status."""
     arguments = _options().parse_args(argv)
     if arguments.command == "serve":
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         return {"serve": serve, "status": status}[arguments.command](arguments)
     except (TransferQueueError, ValueError, OSError) as error:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 from pathlib import Path
 from typing import Any
 
-from transfer_queue.errors import InvalidArgumentError, InvalidStateError
+from transfer_queue.errors import InvalidArgumentError, InvalidStateError, UnavailableError
 
 _TOKEN_BYTES = 32
 _LONGEST = 4096  # of a token file
@@ -83,6 +84,27 @@ def _private(path: Path) -> bytes:
     if path.stat().st_mode & 0o077:
         raise InvalidStateError(f"token file {path} can be read by others, want mode 600", "init")
     return _read(path)
+
+
+def facing(other: str) -> str:
+    """The address of this host as the host of ``tcp://HOST:PORT`` sees it.
+
+    Raises:
+        InvalidArgumentError: the address makes no sense (a ValueError).
+        UnavailableError: the name does not resolve, or there is no way there (a ConnectionError).
+    """
+    host, _, port = other.removeprefix("tcp://").rpartition(":")
+    if not other.startswith("tcp://") or not port.isdigit():
+        raise InvalidArgumentError(f"address {other!r}: want tcp://HOST:PORT", "join")
+    try:
+        family, kind, _, _, at = socket.getaddrinfo(host.strip("[]") or "127.0.0.1", int(port), type=socket.SOCK_DGRAM)[
+            0
+        ]
+        with socket.socket(family, kind) as probe:
+            probe.connect(at)  # sends nothing
+            return str(probe.getsockname()[0])
+    except (OSError, OverflowError) as error:
+        raise UnavailableError(f"address {other!r}: {error}", "join") from error
 
 
 def listening(conf: Any) -> dict[str, Any]:

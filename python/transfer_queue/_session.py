@@ -88,6 +88,7 @@ def _info(role: Role, name: str, described: Mapping[str, Any]) -> ZMQServerInfo:
         secret=described["secret"] or b"",
         session=described["session"],
         pid=described["pid"],
+        machine=described["machine"],
     )
 
 

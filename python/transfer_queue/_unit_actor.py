@@ -37,7 +37,7 @@ class UnitActor:
                 os.environ.setdefault(variable, value)
             if isinstance(config, int) and not isinstance(config, bool):
                 config, storage_unit_size = None, config
-            memory, samples = _limits(config, storage_unit_size)
+            memory, samples = limits(config, storage_unit_size)
             storage = None if isinstance(config, bool) else config
             self._host = UnitHost(name or f"TQ_STORAGE_UNIT_{uuid.uuid4().hex[:8]}", memory, samples, storage=storage)
         except BaseException as error:
@@ -62,7 +62,7 @@ class UnitActor:
             await asyncio.to_thread(host.close)
 
 
-def _limits(config: Any, storage_unit_size: Any) -> tuple[int, int]:
+def limits(config: Any, storage_unit_size: Any) -> tuple[int, int]:
     """Memory and number of samples that the unit takes at most, 0 for no limit."""
     if config is None:
         return 0, _count("storage_unit_size", storage_unit_size)

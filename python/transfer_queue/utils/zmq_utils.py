@@ -29,6 +29,7 @@ class ZMQServerInfo:
         secret: what a client must show.
         session: identity of the session.
         pid: process that listens.
+        machine: where the socket can be reached; see ``TQ_HOST_ID`` in docs/environment.md.
     """
 
     def __init__(
@@ -41,9 +42,10 @@ class ZMQServerInfo:
         secret: bytes = b"",
         session: str = "",
         pid: int = 0,
+        machine: str = "",
     ) -> None:
         self.role, self.id, self.ip, self.ports = role, id, ip, dict(ports or {})
-        self.socket, self.secret, self.session, self.pid = socket, secret, session, pid
+        self.socket, self.secret, self.session, self.pid, self.machine = socket, secret, session, pid, machine
 
     def to_addr(self, port_name: str = "") -> str:
         """The address as text: ``tcp://ip:port`` of a named port, ``ipc://path`` on this host."""
@@ -61,6 +63,10 @@ class ZMQServerInfo:
 
     def __hash__(self) -> int:
         return hash((self.id, self.socket, self.session))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.machine = ""  # addresses of earlier releases have none
+        self.__dict__.update(state)
 
     def __repr__(self) -> str:
         return f"ZMQServerInfo({self.role.value} {self.id!r} at {self.to_addr()})"
