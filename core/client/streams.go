@@ -159,7 +159,7 @@ func (c *Client) send(ctx context.Context, o *outgoing, patience time.Duration) 
 			return errLate
 		}
 		now, rest, size := o.next()
-		if err := o.target.send(ctx, c, o.offset, now); err != nil {
+		if err := o.send(ctx, c, o.offset, now); err != nil {
 			return err
 		}
 		o.pieces, o.offset, sent = rest, o.offset+size, sent+size

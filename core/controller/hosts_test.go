@@ -5,6 +5,7 @@ package controller_test
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 
 	"github.com/stretchr/testify/require"
 
@@ -12,6 +13,7 @@ import (
 	"transferqueue/core/tqerr"
 	"transferqueue/core/transport"
 	"transferqueue/core/transport/memnet"
+	"transferqueue/core/unit"
 	"transferqueue/core/unit/remote"
 	"transferqueue/core/wire"
 )
@@ -23,20 +25,31 @@ type host struct {
 	net    *memnet.Network
 	peer   uint64 // of the controller's latest connection
 	dead   bool
+	// stopped makes every further answer get lost, until the connection is found to be gone.
+	stopped atomic.Bool
+	disk    *unit.Disk
 }
 
 // answering is a connection whose answers come from goroutines of their own, in any order, as from another process.
-type answering struct{ transport.Poster }
-
-func (c answering) Post(req *wire.Request, done func(*wire.Reply, error)) {
-	c.Poster.Post(req, func(reply *wire.Reply, err error) { go done(reply, err) })
+type answering struct {
+	transport.Poster
+	host *host
 }
 
-func (s *system) addHost(i int, limit, samples int64) *host {
+func (c answering) Post(req *wire.Request, done func(*wire.Reply, error)) {
+	c.Poster.Post(req, func(reply *wire.Reply, err error) {
+		if c.host.stopped.Load() {
+			reply, err = nil, tqerr.New(tqerr.Unavailable, "the process was killed")
+		}
+		go done(reply, err)
+	})
+}
+
+func (s *system) addHost(i int, limit, samples int64, disk *unit.Disk) *host {
 	s.t.Helper()
-	h := &host{name: fmt.Sprintf("unit-%d", i)}
+	h := &host{name: fmt.Sprintf("unit-%d", i), disk: disk}
 	var err error
-	h.server, err = remote.NewServer(remote.Options{Name: h.name, MemoryLimit: limit, SampleLimit: samples, Jobs: s.jobs})
+	h.server, err = remote.NewServer(remote.Options{Name: h.name, MemoryLimit: limit, SampleLimit: samples, Disk: disk, Jobs: s.jobs})
 	require.NoError(s.t, err)
 	h.net = memnet.New(uint64(i), h.server)
 	s.hosts, s.units = append(s.hosts, h), append(s.units, h.server.Unit())
@@ -48,7 +61,7 @@ func (s *system) dialHost(_ context.Context, at *wire.UnitAddress) (remote.Conn,
 		if h.name == at.Name && !h.dead {
 			h.peer = client.NewID()
 			conn, err := h.net.Dial(h.peer)
-			return answering{conn}, err
+			return answering{conn, h}, err
 		}
 	}
 	return nil, tqerr.New(tqerr.Unavailable, "no server at socket %q", at.Socket)

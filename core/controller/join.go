@@ -39,12 +39,15 @@ func (c *call) joinUnits() (any, error) {
 	})
 }
 
-// join adds one unit. The caller has the right to, so that numbers are given once.
+// join adds one unit, or puts it in the place of the one of its name that is gone. The caller has the right to, so that numbers
+// are given once.
 func (s *Server) join(ctx context.Context, at *wire.UnitAddress) error {
-	all := s.nodes.Load().order
-	number := uint32(len(all))
-	for _, n := range all {
-		if n.Name() != at.Name || n.Lost() != nil {
+	var old node
+	for _, n := range s.nodes.Load().order {
+		if n.Name() != at.Name {
+			continue
+		}
+		if old = n; n.Lost() != nil {
 			continue
 		}
 		// One whose process has just ended may not be known to be lost yet.
@@ -52,26 +55,21 @@ func (s *Server) join(ctx context.Context, at *wire.UnitAddress) error {
 			return err
 		}
 	}
-	// A unit that was lost and comes back is a new one, of which the catalog knows no cell: it has to begin empty.
-	session := rand.Uint64() | 1
-	conn, err := s.dial(ctx, at, session)
+	conn, err := s.dial(ctx, at, rand.Uint64()|1)
 	if err != nil {
 		return tqerr.Wrap(tqerr.CodeOf(err), err, "unit %q", at.Name)
 	}
+	number := uint32(len(s.nodes.Load().byID))
 	u, err := remote.Open(ctx, conn, remote.Address{
 		ID: number, Name: at.Name, Host: at.Host, Socket: at.Socket, Secret: at.Secret, Address: at.Address, Machine: s.machineOf(at),
-		Session: session,
+		Session: s.number, Keep: keeps(old),
 	})
 	if err != nil {
 		return err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ctx.Err() != nil {
-		_ = u.Close()
-		return tqerr.New(tqerr.Unavailable, "the session is closing")
+	if err := s.rejoin(ctx, outside{u}, old); err != nil {
+		return err
 	}
-	s.addLocked(outside{u})
 	s.room.Signal()
 	return nil
 }
@@ -90,6 +88,15 @@ func joinAgain(ctx context.Context, n node, at *wire.UnitAddress) error {
 		return tqerr.New(tqerr.AlreadyExists, "unit %q has joined already, at %s", at.Name, known.Address().Address)
 	}
 	return tqerr.New(tqerr.AlreadyExists, "unit %q has joined already, at socket %q", at.Name, known.Socket())
+}
+
+// keeps reports that a unit which takes the place of a lost one may go on with the cells that it has in memory.
+func keeps(old node) bool {
+	if old == nil {
+		return false
+	}
+	lost, ok := unmetered(old).(outside)
+	return ok && lost.Keeps()
 }
 
 func sameUnit(known remote.Address, at *wire.UnitAddress) bool {

@@ -57,6 +57,7 @@ type Server struct {
 	closing sync.Once
 	joining chan struct{} // has one element while nobody adds units
 	started time.Time
+	number  uint64 // of the session, as units know it
 	ctx     context.Context
 	cancel  context.CancelFunc
 
@@ -85,7 +86,7 @@ type Server struct {
 
 // New starts a server over units that nobody else uses.
 func New(o Options) *Server {
-	s := &Server{opts: o, joining: make(chan struct{}, 1), started: time.Now()}
+	s := &Server{opts: o, joining: make(chan struct{}, 1), started: time.Now(), number: sessionNumber(o.Session)}
 	s.metrics.requests = make([]metrics.Series, numKinds)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.saves.open = map[saveKey]*save{}
@@ -103,7 +104,7 @@ func New(o Options) *Server {
 	s.mu.watches = map[string][]*watch{}
 	s.clients.byID = map[uint64]*client{}
 	for _, u := range o.Units {
-		s.addLocked(inside{u, s.sampleLimit(), o.Machine})
+		s.addLocked(inside{u, s.sampleLimit(), o.Machine}, nil)
 		u.Advise(s.advise)
 	}
 	return s
@@ -133,7 +134,7 @@ func (s *Server) Close() {
 	}
 	s.closing.Do(func() {
 		<-s.joining // nobody adds units any more
-		all := s.nodes.Load().order
+		all := s.nodes.Load().byID
 		for _, n := range all {
 			n.disconnect()
 		}
@@ -222,6 +223,7 @@ var handlers = map[wire.Op]handler{
 	wire.OpSnapshot:         (*call).snapshot,
 	wire.OpJoinUnits:        (*call).joinUnits,
 	wire.OpReachUnit:        (*call).reachUnit,
+	wire.OpLost:             (*call).lost,
 }
 
 // Serve implements transport.Handler.

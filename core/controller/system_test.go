@@ -23,7 +23,6 @@ import (
 	"transferqueue/core/sampler"
 	"transferqueue/core/schema"
 	"transferqueue/core/store"
-	"transferqueue/core/store/memtier"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/transport"
 	"transferqueue/core/transport/memnet"
@@ -38,9 +37,10 @@ type setup struct {
 	samples int64
 	polling bool
 	putWait time.Duration
-	sampler sampler.Sampler // nil: Sequential
-	python  string          // name of a sampler that Python runs
-	remote  bool            // units behind a network of their own, as in other processes
+	sampler sampler.Sampler        // nil: Sequential
+	python  string                 // name of a sampler that Python runs
+	disk    func(i int) *unit.Disk // of remote units; nil: none
+	remote  bool                   // units behind a network of their own, as in other processes
 }
 
 // system is a controller with real units behind a network in memory.
@@ -84,7 +84,11 @@ func start(t *testing.T, o setup) *system {
 	var units []controller.Unit
 	for i := range max(o.units, 1) {
 		if o.remote {
-			s.addHost(i, o.limit, (o.samples+int64(max(o.units, 1))-1)/int64(max(o.units, 1)))
+			var disk *unit.Disk
+			if o.disk != nil {
+				disk = o.disk(i)
+			}
+			s.addHost(i, o.limit, (o.samples+int64(max(o.units, 1))-1)/int64(max(o.units, 1)), disk)
 			continue
 		}
 		u, err := unit.New(unit.Options{ID: uint32(i), Name: fmt.Sprintf("unit-%d", i), MemoryLimit: o.limit, Jobs: s.jobs})
@@ -111,7 +115,7 @@ func (s *system) check() {
 	s.t.Helper()
 	require.NoError(s.t, s.server.Verify())
 	for _, u := range s.units {
-		require.NoError(s.t, u.Store.(*memtier.Store).Check())
+		require.NoError(s.t, u.Store.(interface{ Check() error }).Check())
 	}
 }
 

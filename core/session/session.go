@@ -94,6 +94,7 @@ type Session struct {
 	paths  paths
 	once   sync.Once
 	closed error // what Close returned
+	final  bool  // what units have on disk is of no use to anybody after Close
 }
 
 const (
@@ -224,7 +225,7 @@ func whileUnavailable(ctx context.Context, err error) time.Duration {
 
 // own starts controller and units in this process and publishes them.
 func own(cfg *Config, p paths, lock *os.File) (_ *Session, err error) {
-	s := &Session{Pool: bufpool.New(), lock: lock, paths: p}
+	s := &Session{Pool: bufpool.New(), lock: lock, paths: p, final: true}
 	defer func() {
 		if err != nil {
 			_ = s.Close(time.Second)
@@ -292,14 +293,21 @@ func newIdentity() (session string, secret []byte) {
 
 func (s *Session) startUnits(cfg *Config, session, host string) (units []controller.Unit, err error) {
 	for i := range unitsHere(cfg) {
+		name := fmt.Sprintf("unit-%d", i)
+		disk, err := cfg.Disk.of(session, cfg.Namespace, name, i)
+		if err != nil {
+			return nil, err
+		}
 		u, err := unit.New(unit.Options{
-			ID: uint32(i), Name: fmt.Sprintf("unit-%d", i), Host: host, MemoryLimit: cfg.MemoryLimit, Jobs: s.Jobs,
-			Disk: cfg.Disk.of(session, i),
+			ID: uint32(i), Name: name, Host: host, MemoryLimit: cfg.MemoryLimit, Jobs: s.Jobs, Disk: disk,
 		})
 		if err != nil {
 			return nil, err
 		}
 		s.units, units = append(s.units, u), append(units, u)
+		if err := u.Own(session); err != nil {
+			return nil, err
+		}
 	}
 	return units, nil
 }
@@ -328,6 +336,7 @@ func (s *Session) close(timeout time.Duration) error {
 		s.Jobs.Close()
 	}
 	if s.server != nil {
+		errs = append(errs, s.discardOutside(timeout))
 		s.server.Close()
 	}
 	if s.Client != nil {
@@ -358,6 +367,9 @@ func (s *Session) closeUnits(timeout time.Duration) error {
 	deadline := time.Now().Add(timeout)
 	var errs []error
 	for _, u := range s.units {
+		if s.final && u.Durable() {
+			errs = append(errs, u.Discard(s.Info.Session))
+		}
 		err := u.Close()
 		for tqerr.CodeOf(err) == tqerr.InvalidState && time.Now().Before(deadline) {
 			time.Sleep(retry)

@@ -51,9 +51,11 @@ type UnitTicket struct {
 	Ticket []byte
 }
 
-// UnitOpenRequest is the first request of a controller. A unit that holds cells of another session drops them.
+// UnitOpenRequest is the first request of a controller. A unit that holds cells of another session drops them, or when it is
+// durable refuses. Those of this session are kept by a durable unit, and with Keep by any.
 type UnitOpenRequest struct {
 	Session uint64
+	Keep    bool
 	Resume  bool // the controller repeats requests after a lost connection; Request.Ack says up to which it has the answers
 }
 
@@ -63,6 +65,7 @@ type UnitOpened struct {
 	Incarnation uint64 // differs from one start of the unit to the next
 	PID         int
 	SampleLimit int64 // 0: none
+	Durable     bool  // the answer to a commit or a delete says that it will survive what the unit is to survive
 }
 
 // UnitStageRequest reserves memory for columns. With Filled the payload holds their bytes, one after another.
@@ -121,6 +124,24 @@ type UnitStatsRequest struct {
 	Disk   int64
 }
 
+// UnitDiscardRequest drops all cells of a session that has ended for good.
+type UnitDiscardRequest struct {
+	Session uint64
+}
+
+// UnitInventoryRequest asks for cells that the unit holds: from the given place of its list on, as many as fit a message. The list
+// is made when From is 0.
+type UnitInventoryRequest struct {
+	From int
+}
+
+// UnitStock is cells of one field that a unit holds.
+type UnitStock struct {
+	Partition string
+	Column    Column
+	Samples   Samples
+}
+
 // UnitReply answers every request of a controller that did not fail. Stats are those after the request.
 type UnitReply struct {
 	Stats   UnitStats
@@ -131,6 +152,8 @@ type UnitReply struct {
 	Opened  *UnitOpened
 	Writes  bool         // of a stage: OpUnitPrepare, which takes a TxnRequest, has to come before the commit
 	Damaged *DamagedCell // of a read or a transformation that has failed for it
+	Stock   []UnitStock  // of an inventory
+	More    int          // of an inventory: where the rest begins, 0: that was all
 	Ticket  *UnitTicket
 }
 

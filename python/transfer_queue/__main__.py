@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import time
 from typing import Any
 
 from transfer_queue import _calls, _session, config
+from transfer_queue._joining_unit import JoiningUnit
 from transfer_queue._ops import Op
-from transfer_queue.errors import TransferQueueError
+from transfer_queue.errors import InvalidArgumentError, TransferQueueError
 
 
 def _options() -> argparse.ArgumentParser:
@@ -28,11 +30,11 @@ def _options() -> argparse.ArgumentParser:
     )
     serve.add_argument(
         "--join",
-        metavar="tcp://HOST:PORT",
-        help="add units of this host to the session there, instead of one of their own",
+        metavar="tcp://HOST:PORT|NAME",
+        help="add units of this host to the session there, or one unit of that name to the session of this host",
     )
     serve.add_argument(
-        "--name", help="with --join: what the names of the units begin with (default: name of this host)"
+        "--name", help="with --join tcp://...: what the names of the units begin with (default: name of this host)"
     )
     status = commands.add_parser("status", help="print partitions, units and bytes")
     status.add_argument("--namespace", help="name of the session (default: of the configuration)")
@@ -72,9 +74,9 @@ def _given(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def serve(arguments: argparse.Namespace) -> int:
-    """Own a session, or add units to another one, until a signal ends it."""
-    if arguments.join:
-        return _serve_units(arguments)
+    """Own a session, or host units of another one, until a signal ends it."""
+    if arguments.join is not None:
+        return _serve_units(arguments) if "://" in arguments.join else _serve_unit(arguments)
     session = _session.open_session(_conf(arguments), "own")
     at = f", at {session.info.to_addr('requests')}" if session.info.ports else ""
     print(f"serving session {session.id}, process {session.owner_pid}{at}", flush=True)
@@ -99,6 +101,17 @@ def _serve_units(arguments: argparse.Namespace) -> int:
     print(f"serving {count} units of session {units.session}", flush=True)
     units.keep(_SIGNALS)
     units.close()
+    print("closed", flush=True)
+    return 0
+
+
+def _serve_unit(arguments: argparse.Namespace) -> int:
+    if arguments.units is not None or arguments.listen is not None or arguments.payload_port is not None:
+        raise InvalidArgumentError("--join: a unit has no --units, --listen and --payload-port")
+    unit = JoiningUnit(_conf(arguments), arguments.join, arguments.memory_limit_bytes)
+    print(f"serving unit {arguments.join} of session {unit.session}, process {os.getpid()}", flush=True)
+    unit.run(_SIGNALS)
+    unit.close()
     print("closed", flush=True)
     return 0
 

@@ -10,8 +10,7 @@ from collections.abc import Collection
 from typing import Any
 
 from transfer_queue import _calls, _controller_requests, _remote, _session
-from transfer_queue._unit import UnitHost
-from transfer_queue._unit_actor import limits
+from transfer_queue._unit import UnitHost, limits
 from transfer_queue.errors import AlreadyExistsError, TransferQueueError, UnavailableError
 
 _LOOK_S = 2.0  # how often the units look whether they still are in the session
@@ -21,7 +20,7 @@ class JoinedUnits:
     """Units that this process hosts and that are part of a session elsewhere for as long as it lives.
 
     They listen at the address of this host that faces the controller, unless another one is given. A controller that is
-    started again, or has given a unit up because the network was away, is joined again; the unit is empty then.
+    started again, or has given a unit up because the network was away, is joined again.
 
     Args:
         address: ``tcp://HOST:PORT`` of the session.
@@ -53,23 +52,15 @@ class JoinedUnits:
         self._session = _session.open_session(conf, "attach")
         self._failed = ""
         storage = {**(self._session.config.get("backend") or {}).get("SimpleStorage", {}), **given}
-        memory, samples = limits(storage, None)
+        memory, samples = limits(storage)
         try:
             for rank in range(count):
-                at = listen if rank == 0 else _at(listen.removeprefix("tcp://").rpartition(":")[0].strip("[]"))
-                port = payload_port if rank == 0 else 0
-                self.hosts.append(
-                    UnitHost(
-                        f"{name or socket.gethostname()}-{rank}",
-                        memory,
-                        samples,
-                        storage=storage,
-                        listen=at,
-                        payload_port=port,
-                    )
-                )
-                if self.hosts[-1].address.ip in ("0.0.0.0", "::"):
-                    self.hosts[-1].address.ip = facing
+                at, port = (listen, payload_port) if rank == 0 else (_at(_host(listen)), 0)
+                unit = f"{name or socket.gethostname()}-{rank}"
+                host = UnitHost(unit, memory, samples, conf["namespace"], storage, at, port)
+                self.hosts.append(host)
+                if host.address.ip in ("0.0.0.0", "::"):
+                    host.address.ip = facing
             self._join()
         except BaseException:
             self.close()
@@ -106,6 +97,10 @@ class JoinedUnits:
             except TransferQueueError as error:
                 logging.getLogger(__name__).warning("%s: %s", host.address.id, error)
         _session.close()
+
+
+def _host(address: str) -> str:
+    return address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
 
 
 def _at(host: str) -> str:

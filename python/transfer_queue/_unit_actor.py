@@ -8,8 +8,8 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from transfer_queue._unit import UnitHost
-from transfer_queue.errors import InvalidArgumentError, UnavailableError, WrongTypeError
+from transfer_queue._unit import UnitHost, limits
+from transfer_queue.errors import UnavailableError
 from transfer_queue.utils.zmq_utils import ZMQServerInfo
 
 
@@ -60,24 +60,3 @@ class UnitActor:
         if host is not None:
             self._failed = UnavailableError("the unit was shut down")
             await asyncio.to_thread(host.close)
-
-
-def limits(config: Any, storage_unit_size: Any) -> tuple[int, int]:
-    """Memory and number of samples that the unit takes at most, 0 for no limit."""
-    if config is None:
-        return 0, _count("storage_unit_size", storage_unit_size)
-    if not hasattr(config, "get"):
-        raise WrongTypeError(f"config: got {type(config).__name__}, want the section backend.SimpleStorage")
-    total, units = _count("total_storage_size", config.get("total_storage_size")), config.get("num_data_storage_units")
-    samples = -(-total // (_count("num_data_storage_units", units) or 1))
-    return _count("memory_limit_bytes", config.get("memory_limit_bytes")), samples
-
-
-def _count(name: str, value: Any) -> int:
-    if value is None:
-        return 0
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidArgumentError(f"{name}: got {value!r}, want null or a whole number of at least 1")
-    return value

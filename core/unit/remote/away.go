@@ -26,6 +26,21 @@ func (u *Unit) Machine() string { return u.at.Machine }
 // Address is where and as what the unit was reached.
 func (u *Unit) Address() Address { return u.at }
 
+// doubt notes that a commit has no answer.
+func (u *Unit) doubt() {
+	u.state.Lock()
+	defer u.state.Unlock()
+	u.state.unsure = true
+}
+
+// Keeps reports that a unit on another host that is lost, and whose process is there again, still has what its controller knows:
+// only the network was away, and every commit has its answer.
+func (u *Unit) Keeps() bool {
+	u.state.Lock()
+	defer u.state.Unlock()
+	return u.Away() && u.state.lost != nil && !u.state.unsure
+}
+
 // Ticket asks for a ticket of a payload stream, and says where to show it.
 func (u *Unit) Ticket(ctx context.Context) (address string, ticket []byte, err error) {
 	a := u.post(wire.OpUnitTicket, &wire.UnitStatsRequest{}, nil)

@@ -19,6 +19,7 @@ type staged struct {
 	blocks []store.Block
 	writes bool // it has to be prepared
 	ended  atomic.Bool
+	commit *answer // to the commit
 }
 
 // Blocks implements store.Staged. The result of a transformation has none.
@@ -27,8 +28,19 @@ func (s *staged) Blocks() []store.Block { return s.blocks }
 // Commit implements store.Staged.
 func (s *staged) Commit(samples []schema.Sample) {
 	if !s.ended.Swap(true) {
-		s.u.mustPost(wire.OpUnitCommit, &wire.UnitCommitRequest{Txn: s.number, Samples: wireSamples(samples)})
+		s.commit = s.u.mustPost(wire.OpUnitCommit, &wire.UnitCommitRequest{Txn: s.number, Samples: wireSamples(samples)})
 	}
+}
+
+// Confirms implements store.Confirmer.
+func (s *staged) Confirms() bool { return s.u.Durable() }
+
+// Confirm implements store.Confirmer. It waits for the answer of the unit.
+func (s *staged) Confirm() error {
+	if s.commit == nil {
+		return nil
+	}
+	return s.commit.wait(s.u.ctx)
 }
 
 // Abort implements store.Staged.

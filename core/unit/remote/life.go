@@ -16,6 +16,7 @@ import (
 type life struct {
 	unit    *unit.Unit
 	peer    uint64
+	session uint64
 	last    uint64 // number of the latest request; guarded by Server.mu
 	freed   *unit.Freed
 	running sync.WaitGroup // transformations, and what reads and writes the disk
@@ -30,7 +31,8 @@ type life struct {
 		leases   map[uint64]*held
 		outcomes map[uint64]*outcome // of requests, when the controller resumes
 		acked    uint64
-		count    uint64 // of stats that were taken
+		stock    []schema.Stock // of the last inventory
+		count    uint64         // of stats that were taken
 		ended    bool
 	}
 }
@@ -45,8 +47,8 @@ type txn struct {
 	loans   transport.Loans // of streams; called back by who takes it out of the table or begins to use it
 }
 
-func newLife(u *unit.Unit, freed *unit.Freed, peer uint64) *life {
-	l := &life{unit: u, freed: freed, peer: peer, last: 1}
+func newLife(u *unit.Unit, freed *unit.Freed, peer, session uint64) *life {
+	l := &life{unit: u, freed: freed, peer: peer, session: session, last: 1}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	l.mu.txns, l.mu.leases, l.mu.outcomes = map[uint64]*txn{}, map[uint64]*held{}, map[uint64]*outcome{}
 	return l
@@ -202,7 +204,18 @@ func (l *life) commit(r *request) (*wire.UnitReply, error) {
 	}
 	t.loans.Recall()
 	t.staged.Commit(samples)
-	return nil, nil
+	return l.secured(r)
+}
+
+// secured answers a request when what it has changed is durable; beside the stream, in which the change has taken its place.
+func (l *life) secured(r *request) (*wire.UnitReply, error) {
+	if !l.unit.Durable() {
+		return nil, nil
+	}
+	if err := l.enter(); err != nil {
+		return nil, err
+	}
+	return l.later(r, func() (*wire.UnitReply, error) { return nil, l.unit.Secure() })
 }
 
 func (l *life) abort(r *request) (*wire.UnitReply, error) {
@@ -237,10 +250,11 @@ func (l *life) remove(r *request) (*wire.UnitReply, error) {
 		return nil, err
 	}
 	samples, err := samplesOf(&req.Samples)
-	if err == nil {
-		l.unit.Delete(req.Partition, req.Fields, samples)
+	if err != nil {
+		return nil, err
 	}
-	return nil, err
+	l.unit.Delete(req.Partition, req.Fields, samples)
+	return l.secured(r)
 }
 
 func (l *life) release(r *request) (*wire.UnitReply, error) {

@@ -170,10 +170,10 @@ func (l *Line) end(err error) {
 	waiting := l.mu.waiting
 	l.mu.waiting = nil
 	l.mu.Unlock()
-	close(l.done)
 	for _, p := range waiting {
 		p.done(nil, err)
 	}
+	close(l.done) // behind what they tell
 }
 
 // now is the connection of the moment. Between two it is Unavailable.

@@ -13,7 +13,10 @@
 // # Lives
 //
 // A unit serves one controller at a time. What that has staged or leased ends with its connection. The cells stay until a
-// controller of another session opens the unit, which then begins empty.
+// controller opens the unit again, which then begins empty, unless the controller is of the same session and wants them. A
+// durable unit always keeps those of the same session, which it may have found on its disk, and refuses other sessions while
+// it has any; to commits and deletes it answers when they are as durable as it promises. A controller that finds cells asks
+// for an inventory, and deletes what it does not know.
 //
 // Locks: Server.mu, then life.mu, then those of the store. In the controller's process Unit.stream is taken under the
 // controller's lock; Unit.state is a leaf.
@@ -106,6 +109,8 @@ var handlers = map[wire.Op]handler{
 	wire.OpUnitTransform: (*life).transform,
 	wire.OpUnitStats:     (*life).report,
 	wire.OpUnitPrepare:   (*life).prepare,
+	wire.OpUnitInventory: (*life).inventory,
+	wire.OpUnitDiscard:   (*life).discard,
 	wire.OpUnitTicket:    (*life).ticket,
 }
 
@@ -122,6 +127,9 @@ func (r *request) decode(v any) error { return wire.Unmarshal(r.Body, v) }
 // Serve implements transport.Handler.
 func (s *Server) Serve(ctx context.Context, peer transport.Peer, req *wire.Request, reply func(*wire.Reply)) {
 	r := &request{Request: req, ctx: ctx, reply: reply}
+	if req.Op == wire.OpUnitOpen {
+		s.supersede(peer, r)
+	}
 	l, again, err := s.lifeFor(peer, r)
 	if err != nil {
 		r.fail(err)
@@ -134,6 +142,7 @@ func (s *Server) Serve(ctx context.Context, peer transport.Peer, req *wire.Reque
 	if req.Op == wire.OpUnitOpen {
 		l.answer(r, &wire.UnitReply{Opened: &wire.UnitOpened{
 			Name: s.opts.Name, Incarnation: s.incarnation, PID: os.Getpid(), SampleLimit: s.opts.SampleLimit,
+			Durable: l.unit.Durable(),
 		}}, nil)
 		return
 	}
@@ -178,6 +187,26 @@ func (s *Server) lifeFor(peer transport.Peer, r *request) (l *life, again bool, 
 	return l, false, nil
 }
 
+// supersede ends the life of a controller that opens the unit once more as another peer: it has given the first one up.
+func (s *Server) supersede(peer transport.Peer, r *request) {
+	var open wire.UnitOpenRequest
+	if r.decode(&open) != nil {
+		return
+	}
+	s.mu.Lock()
+	l := s.mu.life
+	s.mu.Unlock()
+	if l == nil || !l.resumes || l.peer == peer.ID || l.session != open.Session {
+		return
+	}
+	l.end()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.life == l {
+		s.mu.life = nil
+	}
+}
+
 func (s *Server) openLocked(peer transport.Peer, r *request) (*life, error) {
 	var open wire.UnitOpenRequest
 	if err := r.decode(&open); err != nil {
@@ -189,7 +218,10 @@ func (s *Server) openLocked(peer transport.Peer, r *request) (*life, error) {
 	if open.Session == 0 || r.Sequence != 1 {
 		return nil, tqerr.New(tqerr.InvalidArgument, "unit %q: opened as request %d for session %d", s.opts.Name, r.Sequence, open.Session)
 	}
-	if s.mu.session != 0 && s.mu.session != open.Session {
+	if err := s.mu.unit.Own(SessionName(open.Session)); err != nil {
+		return nil, err
+	}
+	if s.mu.session != 0 && (s.mu.session != open.Session || !open.Keep) && !s.mu.unit.Durable() {
 		old := s.mu.unit
 		if err := s.beginLocked(); err != nil {
 			return nil, err
@@ -199,11 +231,14 @@ func (s *Server) openLocked(peer transport.Peer, r *request) (*life, error) {
 		}
 	}
 	s.mu.session = open.Session
-	l := newLife(s.mu.unit, s.mu.freed, peer.ID)
+	l := newLife(s.mu.unit, s.mu.freed, peer.ID, open.Session)
 	l.resumes, l.tickets = open.Resume, s.mu.tickets
 	s.mu.life = l
 	return l, nil
 }
+
+// SessionName is how the number of a session is written down.
+func SessionName(session uint64) string { return fmt.Sprintf("%016x", session) }
 
 // Gone implements transport.Handler: what the controller has staged or leased ends.
 func (s *Server) Gone(peer transport.Peer) {
@@ -217,7 +252,9 @@ func (s *Server) Gone(peer transport.Peer) {
 	l.end()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.mu.life = nil
+	if s.mu.life == l {
+		s.mu.life = nil
+	}
 }
 
 // Segment implements transport.Handler. A server has one unit, whatever its number with the controller is.

@@ -24,6 +24,7 @@ type Address struct {
 	Address string // tcp://HOST:PORT
 	Machine string // see internal/machine
 	Session uint64 // of the controller, not 0
+	Keep    bool   // its cells of this session, also when it is not durable
 }
 
 // Unit is a unit in another process as its controller sees it. Its methods may be called from any goroutine. Read, Delete,
@@ -45,6 +46,7 @@ type Unit struct {
 		stats  wire.UnitStats
 		onFree []func()
 		lost   error
+		unsure bool // a commit has no answer, so that what the unit holds is not known
 
 		listening bool // a request of listen is with the unit
 		again     bool // another one has to follow
@@ -52,12 +54,13 @@ type Unit struct {
 }
 
 // Open begins to use the unit at the other end of a connection, which belongs to the Unit from then on. What the unit holds
-// of another session is dropped. AlreadyExists when it serves another controller.
+// is dropped, unless it is kept; see the package. AlreadyExists when it serves another controller, or holds what is durable of
+// another session.
 func Open(ctx context.Context, conn Conn, at Address) (*Unit, error) {
 	u := &Unit{at: at, conn: conn}
 	u.ctx, u.cancel = context.WithCancel(context.Background())
 	u.segments.init()
-	a := u.post(wire.OpUnitOpen, &wire.UnitOpenRequest{Session: at.Session, Resume: u.Away()}, nil)
+	a := u.post(wire.OpUnitOpen, &wire.UnitOpenRequest{Session: at.Session, Keep: at.Keep, Resume: u.Away()}, nil)
 	err := a.wait(ctx)
 	if err == nil && a.reply.Opened == nil {
 		err = tqerr.New(tqerr.Corruption, "unit %q does not say who it is", at.Name)
@@ -213,19 +216,27 @@ func (u *Unit) postAs(a *answer, timeout time.Duration, op wire.Op, body any, pa
 
 // mustPost puts a request in line that the unit cannot refuse. One that does is not what the controller takes it for, and is
 // given up before anybody reads from it.
-func (u *Unit) mustPost(op wire.Op, body any) {
+func (u *Unit) mustPost(op wire.Op, body any) *answer {
 	a := u.post(op, body, nil)
 	a.must.Store(true)
 	if a.ready() {
 		a.insist()
 	}
+	return a
 }
 
 func (a *answer) insist() {
-	if a.err != nil && a.must.Swap(false) {
+	if a.err != nil && !a.insecure() && a.must.Swap(false) {
+		a.u.doubt()
 		a.u.lose(a.err)
 		guard.Go("unit "+a.u.at.Name, func() { _ = a.u.conn.Close() })
 	}
+}
+
+// insecure reports that what was asked for has happened, but would not survive a crash of the unit.
+func (a *answer) insecure() bool {
+	code := tqerr.CodeOf(a.err)
+	return a.u.Durable() && (code == tqerr.IO || code == tqerr.ResourceExhausted)
 }
 
 // settle takes the answer.
