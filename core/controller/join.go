@@ -92,11 +92,16 @@ func joinAgain(ctx context.Context, n node, at *wire.UnitAddress) error {
 
 // keeps reports that a unit which takes the place of a lost one may go on with the cells that it has in memory.
 func keeps(old node) bool {
-	if old == nil {
-		return false
-	}
-	lost, ok := unmetered(old).(outside)
+	lost, ok := lostUnit(old)
 	return ok && lost.Keeps()
+}
+
+func lostUnit(n node) (outside, bool) {
+	if n == nil {
+		return outside{}, false
+	}
+	lost, ok := unmetered(n).(outside)
+	return lost, ok
 }
 
 func sameUnit(known remote.Address, at *wire.UnitAddress) bool {

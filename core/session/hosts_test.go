@@ -3,6 +3,7 @@
 package session_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"transferqueue/core/foreign/foreigntest"
 	"transferqueue/core/internal/machine"
 	"transferqueue/core/session"
+	"transferqueue/core/tqerr"
 	"transferqueue/core/wire"
 )
 
@@ -20,7 +22,18 @@ func on(t *testing.T, host string) { t.Setenv(machine.Variable, host) }
 
 // spawnOn starts a unit that believes so, and listens for the others.
 func spawnOn(t *testing.T, cfg *session.Config, name, host string) func() *process {
-	return spawn(t, in(asUnit(cfg, name), func(c *session.Config) { c.Listen = "tcp://127.0.0.1:0" }), machine.Variable+"="+host)
+	return spawnWith(t, cfg, name, host, 0)
+}
+
+func spawnWith(t *testing.T, cfg *session.Config, name, host string, payloadPort int) func() *process {
+	return spawn(t, in(asUnit(cfg, name), func(c *session.Config) {
+		c.Listen, c.PayloadPort = "tcp://127.0.0.1:0", payloadPort
+	}), machine.Variable+"="+host)
+}
+
+func (p *process) behindProxy() *process {
+	p.Info.Address = strings.Replace(p.Info.Address, "127.0.0.1", proxyHost, 1)
+	return p
 }
 
 // joinAway makes units of other hosts known to a session.
@@ -77,9 +90,7 @@ func TestExactlyOnceOnOtherHosts(t *testing.T) {
 	for _, name := range []string{"b", "c"} {
 		payload := freePort(t)
 		ports = append(ports, payload)
-		started = append(started, spawn(t, in(asUnit(cfg, "unit-"+name), func(c *session.Config) {
-			c.Listen, c.PayloadPort = "tcp://127.0.0.1:0", payload
-		}), machine.Variable+"="+name))
+		started = append(started, spawnWith(t, cfg, "unit-"+name, name, payload))
 	}
 	on(t, "a")
 	here := open(t, in(cfg, func(c *session.Config) { c.Units = -1 }))
@@ -88,8 +99,7 @@ func TestExactlyOnceOnOtherHosts(t *testing.T) {
 	for _, start := range started {
 		u := start()
 		ports = append(ports, portOf(t, u.Info.Address))
-		u.Info.Address = strings.Replace(u.Info.Address, "127.0.0.1", proxyHost, 1)
-		units = append(units, u)
+		units = append(units, u.behindProxy())
 	}
 	p := &proxy{cut: 0.02, twice: 0.1, delay: 3 * time.Millisecond}
 	startProxy(t, p, ports...)
@@ -97,4 +107,106 @@ func TestExactlyOnceOnOtherHosts(t *testing.T) {
 	on(t, "d")
 	exactlyOnce(t, cfg, here, p)
 	requireClean(t, here) // before the proxy ends
+}
+
+// soon runs something that must be over within the time in which a host that is gone is noticed.
+func soon(t *testing.T, what func() error) error {
+	t.Helper()
+	began := time.Now()
+	err := what()
+	require.Less(t, time.Since(began), 5500*time.Millisecond)
+	return err
+}
+
+// A network that is away for a moment holds calls up. When it is away for longer, the unit is unavailable; it keeps its cells, and
+// has them when it joins again.
+func TestTheNetworkToAUnitGoesAwayAndComesBack(t *testing.T) {
+	checkRemote(t)
+	cfg := listening(config(t))
+	payload := freePort(t)
+	start := spawnWith(t, cfg, "unit-b", "b", payload)
+	on(t, "a")
+	here := open(t, in(cfg, func(c *session.Config) { c.Units = -1 }))
+	unit := start()
+	p := &proxy{}
+	p.calm.Store(true)
+	startProxy(t, p, payload, portOf(t, unit.Info.Address))
+	require.NoError(t, joinAway(here, unit.behindProxy()))
+	w := &writer{here, foreigntest.New(t, 64<<20)}
+	for _, width := range []int{narrow, wide} {
+		key := fmt.Sprint("w", width)
+		require.NoError(t, w.put(putBody{Keys: wire.Strings{key}}, width, 7))
+		p.cutAll()
+		time.AfterFunc(500*time.Millisecond, func() { p.down.Store(false) })
+		got, err := w.values(key)
+		require.NoError(t, err)
+		require.Equal(t, []int64{7}, got)
+		require.NoError(t, w.put(putBody{Keys: wire.Strings{key}, Update: true, Merge: "add"}, width, 1))
+		_, err = w.values(key)
+		require.NoError(t, err)
+	}
+	require.NoError(t, w.put(putBody{Keys: wire.Strings{"late"}}, narrow, 1))
+	require.NoError(t, w.put(putBody{Keys: wire.Strings{"late"}, Update: true, Merge: "add"}, narrow, 1))
+	p.cutAll() // perhaps before the unit has it
+	err := soon(t, func() error {
+		_, err := w.values("w4")
+		return err
+	})
+	require.Equal(t, tqerr.Unavailable, tqerr.CodeOf(err))
+	require.ErrorContains(t, err, "unit-b")
+	require.Equal(t, map[string]string{"unit-b": "UNAVAILABLE"}, states(t, here))
+	p.down.Store(false)
+	require.NoError(t, joinAway(here, unit))
+	require.Equal(t, map[string]string{"unit-b": "ACTIVE"}, states(t, here))
+	for _, width := range []int{narrow, wide} {
+		got, err := w.values(fmt.Sprint("w", width))
+		require.NoError(t, err, "it has kept its cells")
+		require.Equal(t, []int64{8}, got)
+	}
+	if got, err := w.values("late"); err != nil {
+		require.ErrorContains(t, err, "lost")
+	} else {
+		require.Equal(t, []int64{2}, got, "an earlier version never comes back")
+	}
+	requireClean(t, here)
+}
+
+// A unit whose process dies is unavailable at once; one of the same name that comes back is used again, and has nothing.
+func TestAUnitOnAnotherHostDiesAndComesBack(t *testing.T) {
+	checkRemote(t)
+	cfg := listening(config(t))
+	first, second := spawnOn(t, cfg, "unit-b", "b"), spawnOn(t, cfg, "unit-b", "b")
+	on(t, "a")
+	here := open(t, in(cfg, func(c *session.Config) { c.Units = -1 }))
+	doomed, fresh := first(), second()
+	require.NoError(t, joinAway(here, doomed))
+	require.Equal(t, tqerr.AlreadyExists, tqerr.CodeOf(joinAway(here, fresh)), "its name is in use")
+	on(t, "c")
+	there := &writer{open(t, reaching(cfg, here.Info.Address)), foreigntest.New(t, 64<<20)}
+	near := &writer{here, foreigntest.New(t, 64<<20)}
+	for _, w := range []*writer{there, near} {
+		require.NoError(t, w.put(putBody{Keys: wire.Strings{"a"}}, wide, 1))
+	}
+	require.NoError(t, doomed.cmd.Process.Kill())
+	for _, w := range []*writer{there, near} {
+		err := soon(t, func() error { return w.put(putBody{Keys: wire.Strings{"a"}}, wide, 2) })
+		require.Equal(t, tqerr.Unavailable, tqerr.CodeOf(err))
+		require.ErrorContains(t, err, "unit-b")
+		_, err = w.values("a")
+		require.Error(t, err)
+		require.ErrorContains(t, err, "unit-b")
+	}
+	require.NoError(t, joinAway(here, fresh))
+	for _, w := range []*writer{there, near} {
+		_, err := w.values("a")
+		require.Error(t, err, "it was lost with the process")
+	}
+	for i, w := range []*writer{there, near} {
+		require.NoError(t, w.put(putBody{Keys: wire.Strings{"a"}}, wide, int64(i)))
+		got, err := w.values("a")
+		require.NoError(t, err)
+		require.Equal(t, []int64{int64(i)}, got)
+	}
+	require.NoError(t, there.s.Close(time.Second))
+	requireClean(t, here)
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"transferqueue/core/schema"
 	"transferqueue/core/store"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/transport"
@@ -26,19 +27,41 @@ func (u *Unit) Machine() string { return u.at.Machine }
 // Address is where and as what the unit was reached.
 func (u *Unit) Address() Address { return u.at }
 
-// doubt notes that a commit has no answer.
-func (u *Unit) doubt() {
-	u.state.Lock()
-	defer u.state.Unlock()
-	u.state.unsure = true
+// Cells names what a write has put on a unit.
+type Cells struct {
+	Partition string
+	Fields    []string
+	Samples   []schema.Sample
 }
 
-// Keeps reports that a unit on another host that is lost, and whose process is there again, still has what its controller knows:
-// only the network was away, and every commit has its answer.
+func cellsOf(partition string, columns []schema.Column) Cells {
+	out := Cells{Partition: partition, Fields: make([]string, len(columns))}
+	for i := range columns {
+		out.Fields[i] = columns[i].Field
+	}
+	return out
+}
+
+// doubt notes that a commit has no answer.
+func (u *Unit) doubt(s *staged) {
+	u.state.Lock()
+	defer u.state.Unlock()
+	u.state.doubts = append(u.state.doubts, s.cells)
+}
+
+// Keeps reports that a unit on another host that is lost may go on with the cells that it has in memory, when its process is
+// there again: only the network was away. Doubts are the cells of which the unit may have an earlier version instead.
 func (u *Unit) Keeps() bool {
 	u.state.Lock()
 	defer u.state.Unlock()
-	return u.Away() && u.state.lost != nil && !u.state.unsure
+	return u.Away() && u.state.lost != nil && !u.state.refused
+}
+
+// Doubts lists the cells whose commits have had no answer when the unit was lost.
+func (u *Unit) Doubts() []Cells {
+	u.state.Lock()
+	defer u.state.Unlock()
+	return u.state.doubts
 }
 
 // Ticket asks for a ticket of a payload stream, and says where to show it.

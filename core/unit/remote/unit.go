@@ -43,10 +43,11 @@ type Unit struct {
 	}
 	state struct {
 		sync.Mutex
-		stats  wire.UnitStats
-		onFree []func()
-		lost   error
-		unsure bool // a commit has no answer, so that what the unit holds is not known
+		stats   wire.UnitStats
+		onFree  []func()
+		lost    error
+		refused bool    // it was given up, though it can be reached
+		doubts  []Cells // whose commits have no answer, so that what the unit holds of them is not known
 
 		listening bool // a request of listen is with the unit
 		again     bool // another one has to follow
@@ -88,6 +89,7 @@ func (u *Unit) lose(why error) {
 		u.state.lost = tqerr.New(tqerr.Unavailable, "unit %q is gone", u.at.Name)
 		if why != nil && tqerr.CodeOf(why) != tqerr.Unavailable {
 			u.state.lost = tqerr.New(tqerr.Unavailable, "unit %q was given up: %s", u.at.Name, why)
+			u.state.refused = true
 		}
 	}
 	tell := u.state.onFree
@@ -184,6 +186,7 @@ type answer struct {
 	err     error
 	listens bool        // it is the answer to listen
 	must    atomic.Bool // an error means that the unit cannot be used
+	about   *staged     // what it commits, else nil
 }
 
 // post puts a request in line.
@@ -216,8 +219,8 @@ func (u *Unit) postAs(a *answer, timeout time.Duration, op wire.Op, body any, pa
 
 // mustPost puts a request in line that the unit cannot refuse. One that does is not what the controller takes it for, and is
 // given up before anybody reads from it.
-func (u *Unit) mustPost(op wire.Op, body any) *answer {
-	a := u.post(op, body, nil)
+func (u *Unit) mustPost(about *staged, op wire.Op, body any) *answer {
+	a := u.postAs(&answer{u: u, done: make(chan struct{}), about: about}, 0, op, body, nil)
 	a.must.Store(true)
 	if a.ready() {
 		a.insist()
@@ -227,7 +230,7 @@ func (u *Unit) mustPost(op wire.Op, body any) *answer {
 
 func (a *answer) insist() {
 	if a.err != nil && !a.insecure() && a.must.Swap(false) {
-		a.u.doubt()
+		a.u.doubt(a.about)
 		a.u.lose(a.err)
 		guard.Go("unit "+a.u.at.Name, func() { _ = a.u.conn.Close() })
 	}
