@@ -12,6 +12,7 @@ from transfer_queue.errors import InvalidArgumentError, InvalidStateError, Unava
 
 _TOKEN_BYTES = 32
 _LONGEST = 4096  # of a token file
+_LONGEST_ID = 128  # of a host
 
 
 def address() -> str:
@@ -70,14 +71,30 @@ def own_token(namespace: str) -> bytes:
         return given.encode()
     path = token_file(namespace)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fresh = secrets.token_hex(_TOKEN_BYTES)
+    fresh = new_token()
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         return _private(path)
     with open(descriptor, "w") as file:
-        file.write(fresh + "\n")
-    return fresh.encode()
+        file.write(fresh.decode() + "\n")
+    return fresh
+
+
+def new_token() -> bytes:
+    """A random token."""
+    return secrets.token_hex(_TOKEN_BYTES).encode()
+
+
+def machine() -> str:
+    """Where this process is, as the core compares it; see ``TQ_HOST_ID`` in docs/environment.md."""
+    given = os.environ.get("TQ_HOST_ID", "")[:_LONGEST_ID]
+    if given:
+        return given
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()[:_LONGEST_ID]
 
 
 def _private(path: Path) -> bytes:

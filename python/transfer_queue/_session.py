@@ -53,6 +53,7 @@ class Session:
         self.workers: Workers | None = None
         self.page: _metrics.Page | None = None
         self.info = _info(Role.CONTROLLER, "TransferQueueController", described)
+        self.info.token = options.get("token", b"") if self.info.ports else b""
         try:
             self.config: Any = _with_addresses(_unpickled(described["config"]), self.info, described)
             client = self.config.get("client") or {}
@@ -109,7 +110,7 @@ def _opened(options: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     The core may wait for another process; the wait is on a thread so that Ctrl-C ends it at once. The core is told
     then, and a session that has opened meanwhile is ended again.
     """
-    options = {**options, "key": next(_keys)}
+    options = {**options, "key": next(_keys), "host_id": _remote.machine()}
     outcome: list[tuple[int, dict[str, Any]] | BaseException] = []
     unwanted = False
 
@@ -282,17 +283,20 @@ def open_session(conf: Any, mode: str | None = None, folder: str | None = None) 
         return _current
 
 
-def own_private(conf: Any, units_join: bool = False) -> Session:
+def own_private(conf: Any, units_join: bool = False, listen: str = "") -> Session:
     """Start a session that others join only by its address, beside the session of this process.
 
     Args:
         conf: its configuration.
         units_join: no unit runs in this process; they run in others and join.
+        listen: ``tcp://HOST:PORT`` where other hosts reach it, with a token of its own, unless the configuration has one.
     """
     _refuse_what_is_missing(conf)
     options = {**_options(conf, "own"), "unpublished": True, "config": packed_config(_unplaced(conf))}
     if units_join:
         options["units"] = -1
+    if listen and "listen" not in options:
+        options.update(listen=listen, token=_remote.new_token())
     session = Session(options)
     with _lock:
         _others[session.id] = session
@@ -346,7 +350,15 @@ def enter(info: ZMQServerInfo, timeout: float | None = None) -> Session:
 
 def _joined(info: ZMQServerInfo, timeout: float | None, op: str) -> Session:
     limit_s = max(timeout, _LEAST_ATTACH_S) if isinstance(timeout, int | float) else _JOIN_S
-    options = {"mode": "attach", "socket": info.socket, "secret": info.secret, "timeout_ms": int(1000 * limit_s)}
+    options = {
+        "mode": "attach",
+        "socket": info.socket,
+        "secret": info.secret,
+        "machine": info.machine,
+        "timeout_ms": int(1000 * limit_s),
+    }
+    if info.token:
+        options.update(address=info.to_addr("requests"), token=info.token)
     try:
         return Session(options)
     except TransferQueueError as error:

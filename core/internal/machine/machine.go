@@ -6,6 +6,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 )
 
 // Variable is the environment variable that replaces what the machine says, to make one host look like several.
@@ -14,9 +15,18 @@ const Variable = "TQ_HOST_ID"
 // maxID bounds what the variable may have, since it travels in the greeting of every connection.
 const maxID = 128
 
+var used atomic.Pointer[string]
+
+// Use replaces what the variable says, which a library does not see when its program sets it; "" goes back to that.
+func Use(id string) { used.Store(&id) }
+
 // ID is the identity of the boot of this machine's kernel, else the host's name.
 func ID() string {
-	if given := os.Getenv(Variable); given != "" {
+	given := os.Getenv(Variable)
+	if id := used.Load(); id != nil && *id != "" {
+		given = *id
+	}
+	if given != "" {
 		return given[:min(len(given), maxID)]
 	}
 	return booted()

@@ -16,4 +16,8 @@ func TestID(t *testing.T) {
 	require.Equal(t, "another", ID())
 	t.Setenv(Variable, strings.Repeat("n", 1000))
 	require.Len(t, ID(), maxID)
+	Use("told")
+	require.Equal(t, "told", ID())
+	Use("")
+	require.Len(t, ID(), maxID)
 }

@@ -223,7 +223,7 @@ def initialized(session: Session, manager_type: str, config: Any) -> StorageMana
         raise WrongTypeError(f"config: got {type(config).__name__}, want the section of the backend", _INITIALIZE)
     manager = StorageManagerFactory.create(manager_type, session.info, config)
     if isinstance(manager, AsyncSimpleStorageManager):
-        units = [info for info in unit_addresses(config) if info.socket != session.info.socket]
+        units = [info for info in unit_addresses(config) if info.session != session.id]
         if units:
             _calls.run(session.handle, _controller_requests.join_units(units, session.timeout_s))
     return manager
