@@ -71,7 +71,11 @@ type Client struct {
 		idle   []uint64 // lanes without a request; the last one is used next
 		closed bool
 	}
-	redialing  chan struct{} // has one element while somebody redials
+	redialing chan struct{} // has one element while somebody redials
+	redialed  struct {      // how the last one failed; of who redials
+		err error
+		at  time.Time
+	}
 	background context.Context
 	stop       context.CancelFunc
 	directs    directs

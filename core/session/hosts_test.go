@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"transferqueue/core/foreign/foreigntest"
+	"transferqueue/core/guard"
 	"transferqueue/core/internal/machine"
 	"transferqueue/core/session"
 	"transferqueue/core/tqerr"
@@ -209,4 +210,27 @@ func TestAUnitOnAnotherHostDiesAndComesBack(t *testing.T) {
 	}
 	require.NoError(t, there.s.Close(time.Second))
 	requireClean(t, here)
+}
+
+// However many requests find the controller gone, each fails in time: they do not try to reach it one after another.
+func TestEverybodyHearsInTimeThatTheControllerIsGone(t *testing.T) {
+	checkRemote(t)
+	start := spawn(t, listening(config(t)))
+	owner := start()
+	there := open(t, reaching(config(t), owner.Info.Address))
+	alive(t, there)
+	require.NoError(t, owner.cmd.Process.Kill())
+	const requests = 8
+	errs := make(chan error, requests)
+	require.Error(t, soon(t, func() error {
+		for range requests {
+			guard.Go("test: request", func() { errs <- ask(there, wire.OpPartitions, nil, nil) })
+		}
+		var err error
+		for range requests {
+			err = <-errs
+			require.Equal(t, tqerr.Unavailable, tqerr.CodeOf(err))
+		}
+		return err
+	}))
 }

@@ -20,7 +20,9 @@ def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m transfer_queue", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     serve = commands.add_parser("serve", help="run controller and units until SIGTERM or Ctrl-C")
-    serve.add_argument("--units", type=int, help="number of storage units (default: of the configuration)")
+    serve.add_argument(
+        "--units", type=int, help="number of storage units (default: of the configuration; 0: others join)"
+    )
     serve.add_argument("--memory-limit-bytes", type=int, help="limit of each unit (default: none)")
     serve.add_argument("--namespace", help="name of the session (default: of the configuration)")
     serve.add_argument("--config", help="YAML file laid over the packaged configuration")
@@ -77,7 +79,10 @@ def serve(arguments: argparse.Namespace) -> int:
     """Own a session, or host units of another one, until a signal ends it."""
     if arguments.join is not None:
         return _serve_units(arguments) if "://" in arguments.join else _serve_unit(arguments)
-    session = _session.open_session(_conf(arguments), "own")
+    units_join = arguments.units == 0
+    if units_join:
+        arguments.units = None
+    session = _session.open_session(_conf(arguments), "own", units_join=units_join)
     at = f", at {session.info.to_addr('requests')}" if session.info.ports else ""
     print(f"serving session {session.id}, process {session.owner_pid}{at}", flush=True)
     signal.sigwait(_SIGNALS)

@@ -260,8 +260,15 @@ def _refuse_what_is_missing(conf: Any) -> None:
         raise UnimplementedError(f"not supported by this release: backend.storage_backend: {backend}", "init")
 
 
-def open_session(conf: Any, mode: str | None = None, folder: str | None = None) -> Session:
-    """Join the running session of this host, or start one; the session of this process when it has one."""
+def open_session(conf: Any, mode: str | None = None, folder: str | None = None, units_join: bool = False) -> Session:
+    """Join the running session of this host, or start one; the session of this process when it has one.
+
+    Args:
+        conf: complete configuration.
+        mode: of the core, by default that of the configured runtime.
+        folder: runtime directory, by default that of the environment.
+        units_join: when it starts one, no unit runs in this process.
+    """
     global _current
     with _lock:
         if has_session():
@@ -272,6 +279,8 @@ def open_session(conf: Any, mode: str | None = None, folder: str | None = None) 
             return _open_with_ray(conf, mode)
         options = _options(conf, mode)
         options["config"] = packed_config(_unplaced(conf))
+        if units_join:
+            options["units"] = -1
         if _remote.address() and options["mode"] != "own":
             options.update(mode="attach", address=_remote.address(), token=_remote.token(options["namespace"]))
         if folder is None:
@@ -289,7 +298,7 @@ def own_private(conf: Any, units_join: bool = False, listen: str = "") -> Sessio
     Args:
         conf: its configuration.
         units_join: no unit runs in this process; they run in others and join.
-        listen: ``tcp://HOST:PORT`` where other hosts reach it, with a token of its own, unless the configuration has one.
+        listen: ``tcp://HOST:PORT`` where other hosts reach it, with a token of its own; the configuration comes first.
     """
     _refuse_what_is_missing(conf)
     options = {**_options(conf, "own"), "unpublished": True, "config": packed_config(_unplaced(conf))}

@@ -28,14 +28,15 @@ class UnitHost:
         memory_limit_bytes: bytes of memory for cells; 0 for no limit.
         sample_limit: samples that it takes; 0 for no limit.
         namespace: of the session that it is for.
-        storage: section ``backend.SimpleStorage``, for its disk; None for memory alone. A durable disk has what an earlier
-            unit of this name and namespace has left there.
+        storage: section ``backend.SimpleStorage``, for its disk; None for memory alone. A durable disk has what an
+            earlier unit of this name and namespace has left there.
         listen: ``tcp://HOST:PORT`` where other hosts reach it, empty for none. The host is told to them as it is here.
         payload_port: port of payload on the same host, 0 for any free one.
 
     Raises:
         InvalidArgumentError: the name is empty or too long, a limit is negative, or an address makes no sense.
-        AlreadyExistsError: a port is taken, another process uses the folder of a durable unit, or it holds something else.
+        AlreadyExistsError: a port is taken, another process uses the folder of a durable unit, or it holds something
+            else.
         CorruptionError: what a durable unit has left is not as it was written. Nothing is removed.
 
     Example:
