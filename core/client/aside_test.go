@@ -64,7 +64,7 @@ func TestWhatIsLeftIsSetAside(t *testing.T) {
 			source[at] = byte(random.Uint32())
 		}
 		want := bytes.Clone(source[:size])
-		o := &outgoing{txn: 1, offset: random.Int64N(100)}
+		o := &outgoing{target: target{id: 1}, offset: random.Int64N(100)}
 		for rest := source[:size]; len(rest) > 0; {
 			n := min(1+random.Int64N(6<<20), int64(len(rest)))
 			o.pieces, rest = append(o.pieces, rest[:n]), rest[n:]
@@ -72,14 +72,14 @@ func TestWhatIsLeftIsSetAside(t *testing.T) {
 		l := &line{memory: make([]byte, most+100), room: random.Int64N(size + size/2), moves: make(chan struct{})}
 		first := o.offset
 		c := New(Options{Conn: l, Pool: pool})
-		release, err := c.setAside(t.Context(), o, time.Millisecond)
+		release, err := c.setOneAside(t.Context(), o, time.Millisecond)
 		require.NoError(t, err)
 		clear(source[:size])
 		if 0 < o.left() && o.left() < size {
 			partly++
 		}
 		close(l.moves)
-		require.NoError(t, c.sendWithin(t.Context(), o, time.Minute))
+		require.NoError(t, c.send(t.Context(), o, 0))
 		release()
 		require.True(t, bytes.Equal(want, l.memory[first:first+size]))
 		require.Empty(t, o.pieces)

@@ -43,6 +43,8 @@ type Options struct {
 	// Resend repeats a request that has no reply after this time, for networks that lose messages; 0: never.
 	Resend time.Duration
 	Pool   *bufpool.Pool
+	// Machine is where this client is; units of the same one are tried by their sockets.
+	Machine string
 	// Direct opens a connection for single requests of callers that wait; nil: there is only Conn.
 	Direct func(ctx context.Context) (Direct, error)
 }
@@ -69,10 +71,15 @@ type Client struct {
 		idle   []uint64 // lanes without a request; the last one is used next
 		closed bool
 	}
-	redialing  chan struct{} // has one element while somebody redials
+	redialing chan struct{} // has one element while somebody redials
+	redialed  struct {      // how the last one failed; of who redials
+		err error
+		at  time.Time
+	}
 	background context.Context
 	stop       context.CancelFunc
 	directs    directs
+	ways       ways
 }
 
 // NewID returns a random client id.
@@ -99,6 +106,7 @@ func (c *Client) Close() error {
 	c.mu.Unlock()
 	c.stop()
 	c.directs.close()
+	c.ways.close()
 	c.segments.close() // before the server hears of it and reuses what is viewed
 	return conn.Close()
 }

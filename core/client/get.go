@@ -74,23 +74,24 @@ func (g *getting) build(flags Flags) ([]ResultColumn, error) {
 		out[i].Column = schema.Column(g.reply.Columns[i].Column)
 		out[i].shape(flags&DenseLayout != 0)
 	}
+	if flags&Views != 0 {
+		for _, grant := range g.reply.Grants {
+			if _, err := g.c.way(g.ctx, grant.Unit); err != nil {
+				return out, err
+			}
+		}
+	}
 	if err := g.layOut(out, flags&Views != 0); err != nil {
 		return out, err
 	}
-	if g.payload == nil && g.reply.Lease != 0 && g.c.remote() {
-		return out, g.receive(out)
+	if g.payload == nil {
+		return out, g.fetch(out)
 	}
 	at := int64(0)
 	for i := range out {
 		size := out[i].Column.Bytes()
-		if g.payload != nil {
-			out[i].place(g.payload[at : at+size])
-			at += size
-			continue
-		}
-		if err := g.copyRuns(&out[i], g.reply.Columns[i].Runs); err != nil {
-			return out, err
-		}
+		out[i].place(g.payload[at : at+size])
+		at += size
 	}
 	return out, nil
 }
@@ -221,37 +222,6 @@ func contiguous(runs []wire.Run) bool {
 		}
 	}
 	return len(runs) > 0
-}
-
-// copyRuns copies a column out of unit memory; a view needs nothing.
-func (g *getting) copyRuns(r *ResultColumn, runs []wire.Run) error {
-	if len(r.Data) == 0 || r.view {
-		return nil
-	}
-	if r.Form == Jagged && r.Ragged > 1 {
-		return g.copyInterleaved(r, runs)
-	}
-	return g.copyTo(r.Data, runs)
-}
-
-func (g *getting) copyTo(dst []byte, runs []wire.Run) error {
-	for _, run := range runs {
-		if err := g.c.read(g.ctx, dst, run.Unit, run.Block); err != nil {
-			return err
-		}
-		dst = dst[run.Block.Size:]
-	}
-	return nil
-}
-
-// copyInterleaved packs the rows first and then places them along their ragged dimension.
-func (g *getting) copyInterleaved(r *ResultColumn, runs []wire.Run) error {
-	packed := make([]byte, len(r.Data))
-	if err := g.copyTo(packed, runs); err != nil {
-		return err
-	}
-	r.place(packed)
-	return nil
 }
 
 // place fills the column from rows that lie tightly one after another. Rows that are ragged on a later dimension are

@@ -101,12 +101,12 @@ func (c *Client) putStaged(ctx context.Context, req *Request, put *wire.PutReque
 	defer timer.Stop()
 	select {
 	case g := <-grant:
-		if g.err == nil && c.remote() {
-			c.putRemote(ctx, req, begun, g, inputs, done)
+		if g.err == nil && (c.remote() || len(g.reply.Grants) > 0) {
+			c.deliver(ctx, req, put, begun, g, inputs, done)
 			return nil
 		}
 		if g.err == nil {
-			g.err = c.fill(ctx, g.reply, inputs)
+			_, g.err = c.planAndFill(ctx, g.reply, inputs)
 		}
 		c.finish(ctx, g, remaining(req.Timeout, begun), done)
 		return nil
@@ -120,12 +120,8 @@ func (c *Client) putStaged(ctx context.Context, req *Request, put *wire.PutReque
 			c.finish(ctx, granted{g.reply, err}, 0, func(*Result) {})
 			return
 		}
-		switch {
-		case g.err != nil:
-		case c.remote():
-			g.err = c.sendWithin(ctx, outgoingOf(g.reply, aside), remaining(req.Timeout, begun))
-		default:
-			g.err = c.fill(ctx, g.reply, aside)
+		if g.err == nil {
+			g.err = c.deliverAside(ctx, g.reply, aside, remaining(req.Timeout, begun))
 		}
 		c.finish(ctx, g, remaining(req.Timeout, begun), done)
 	})
@@ -174,11 +170,12 @@ func (c *Client) copyAside(put *wire.PutRequest, inputs []*foreign.Input) (out [
 	return out, release, nil
 }
 
-// fill copies the rows into the granted blocks.
-func (c *Client) fill(ctx context.Context, g *wire.PutReply, inputs []*foreign.Input) error {
+// fill copies the rows into granted blocks of parts whose memory is mapped here.
+func (c *Client) fill(ctx context.Context, g *wire.PutReply, parts []int, inputs []*foreign.Input) error {
 	c.segments.using.RLock()
 	defer c.segments.using.RUnlock()
-	for i, part := range g.Parts {
+	for _, i := range parts {
+		part := &g.Parts[i]
 		for k, b := range part.Blocks {
 			if b.Size == 0 {
 				continue

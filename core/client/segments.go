@@ -91,7 +91,11 @@ func (c *Client) mapping(ctx context.Context, unit, segment uint32) (*arena.Mapp
 	if m, err := c.segments.find(key); m != nil || err != nil {
 		return m, err
 	}
-	fd, size, err := c.conn().Segment(ctx, unit, segment)
+	from := c.source(unit)
+	if from == nil {
+		return nil, tqerr.New(tqerr.Unimplemented, "segment %d of unit %d is on another host", segment, unit)
+	}
+	fd, size, err := from.Segment(ctx, unit, segment)
 	if err != nil {
 		return nil, err
 	}
@@ -136,6 +140,7 @@ func (c *Client) read(ctx context.Context, dst []byte, unit uint32, b wire.Block
 // when its unit ends.
 func (c *Client) Descriptors() []int {
 	out := append(c.directs.descriptors(), c.streamDescriptors()...)
+	out = append(out, c.ways.descriptors()...)
 	s := &c.segments
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -222,6 +222,7 @@ func (c *Client) once(ctx context.Context, conn transport.Conn, req *wire.Reques
 
 // redial replaces a lost connection, unless somebody else has done so.
 func (c *Client) redial(ctx context.Context, lost transport.Conn) error {
+	began := time.Now()
 	select {
 	case c.redialing <- struct{}{}:
 		defer func() { <-c.redialing }()
@@ -231,8 +232,14 @@ func (c *Client) redial(ctx context.Context, lost transport.Conn) error {
 	if c.conn() != lost {
 		return nil
 	}
+	if c.redialed.err != nil && c.redialed.at.After(began) {
+		return c.redialed.err // while we waited; trying for as long once more for everybody who waits would add up
+	}
 	fresh, err := c.opts.Redial(ctx)
 	if err != nil {
+		if ctx.Err() == nil {
+			c.redialed.err, c.redialed.at = err, time.Now()
+		}
 		return err
 	}
 	c.mu.Lock()

@@ -12,7 +12,7 @@ import (
 )
 
 // A server on another host cannot lend its memory, so payload goes over streams: the bytes of a put straight out of the
-// caller's tensors, those of a get straight into the result.
+// caller's tensors, those of a get straight into the result. What lies on several hosts goes to all of them at once.
 
 const (
 	// chunk is how many bytes of a put are on their way at a time, and so may have to be sent again.
@@ -22,7 +22,7 @@ const (
 	waitingPatience = 180 * time.Millisecond
 )
 
-// remote tells whether payload goes over streams.
+// remote tells whether the controller, with the units that it maps, is on another host.
 func (c *Client) remote() bool {
 	_, remote := c.conn().(transport.Streamer)
 	return remote
@@ -46,17 +46,32 @@ func (c *Client) overStreams(ctx context.Context, move func(transport.Streamer) 
 	}
 }
 
-// outgoing is the part of a put that has not arrived yet.
+// outgoing is the part of a put that has not arrived yet, of what goes to one target.
 type outgoing struct {
-	txn    uint64
+	target
 	offset int64
 	pieces [][]byte
 }
 
-// outgoingOf lists the bytes of a put in the order of the granted blocks.
-func outgoingOf(g *wire.PutReply, inputs []*foreign.Input) *outgoing {
-	o := &outgoing{txn: g.Txn}
+// delivery is what has to be done with the bytes of a put.
+type delivery struct {
+	mapped []int // parts that are copied
+	sends  []*outgoing
+}
+
+// plan decides how the bytes of a put go to their units. They are numbered in the order of the granted blocks.
+func (c *Client) plan(ctx context.Context, g *wire.PutReply, inputs []*foreign.Input) (*delivery, error) {
+	d := &delivery{}
 	for i, part := range g.Parts {
+		t, mapped, err := c.targetOf(ctx, part.Unit, g.Grants, g.Txn)
+		if err != nil {
+			return nil, err
+		}
+		if mapped {
+			d.mapped = append(d.mapped, i)
+			continue
+		}
+		o := d.to(t)
 		for k := range part.Blocks {
 			rows := g.RowsOf(i, k)
 			for r := 0; r+1 < len(rows); r += 2 {
@@ -68,7 +83,49 @@ func outgoingOf(g *wire.PutReply, inputs []*foreign.Input) *outgoing {
 			}
 		}
 	}
+	return d, nil
+}
+
+func (d *delivery) to(t target) *outgoing {
+	for _, o := range d.sends {
+		if o.target == t {
+			return o
+		}
+	}
+	o := &outgoing{target: t}
+	d.sends = append(d.sends, o)
 	return o
+}
+
+// send sends everything, as send of one target does. The first failure ends the others.
+func (d *delivery) send(ctx context.Context, c *Client, patience time.Duration) error {
+	return eachAtOnce(ctx, len(d.sends), func(ctx context.Context, i int) error { return c.send(ctx, d.sends[i], patience) })
+}
+
+// eachAtOnce runs n things at the same time. The first failure ends the others and is returned.
+func eachAtOnce(ctx context.Context, n int, run func(ctx context.Context, i int) error) error {
+	if n == 1 {
+		return run(ctx, 0)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	failed := make(chan error, n)
+	for i := range n {
+		guard.Go("client payload", func() {
+			err := run(ctx, i)
+			if err != nil {
+				cancel(err)
+			}
+			failed <- err
+		})
+	}
+	var first error
+	for range n {
+		if err := <-failed; err != nil && first == nil {
+			first = err
+		}
+	}
+	return first
 }
 
 // next returns the pieces of the next chunk and the rest.
@@ -103,10 +160,7 @@ func (c *Client) send(ctx context.Context, o *outgoing, patience time.Duration) 
 			return errLate
 		}
 		now, rest, size := o.next()
-		err := c.overStreams(ctx, func(s transport.Streamer) error {
-			return s.Send(ctx, transport.Grant{Write: true, ID: o.txn}, o.offset, now)
-		})
-		if err != nil {
+		if err := o.send(ctx, c, o.offset, now); err != nil {
 			return err
 		}
 		o.pieces, o.offset, sent = rest, o.offset+size, sent+size
@@ -114,37 +168,56 @@ func (c *Client) send(ctx context.Context, o *outgoing, patience time.Duration) 
 	return nil
 }
 
-// putRemote sends the bytes of a staged put and commits it.
-func (c *Client) putRemote(ctx context.Context, req *Request, begun time.Time, g granted, inputs []*foreign.Input, done func(*Result)) {
+// deliver brings the bytes of a staged put to their units and commits it.
+func (c *Client) deliver(
+	ctx context.Context, req *Request, put *wire.PutRequest, begun time.Time, g granted, inputs []*foreign.Input, done func(*Result),
+) {
 	patience := grantPatience
 	if req.Waits {
 		patience = waitingPatience
 	}
-	o := outgoingOf(g.reply, inputs)
 	started := time.Now()
 	short, cancel := context.WithTimeout(ctx, patience)
-	g.err = c.send(short, o, patience)
-	late := short.Err() != nil || g.err == error(errLate)
+	d, err := c.planAndFill(short, g.reply, inputs)
+	if err == nil {
+		err = d.send(short, c, patience)
+	}
+	late := err != nil && (short.Err() != nil || err == error(errLate))
 	cancel()
-	if g.err == nil || !late {
+	if !late || ctx.Err() != nil {
+		g.err = err
 		c.finish(ctx, g, remaining(req.Timeout, begun), done)
 		return
 	}
-	release, err := c.setAside(ctx, o, patience-time.Since(started))
+	release, later := c.setAside(ctx, d, put, g.reply, inputs, patience-time.Since(started))
 	guard.Go("client put", func() {
 		defer release()
-		if g.err = err; err == nil {
-			g.err = c.sendWithin(ctx, o, remaining(req.Timeout, begun))
-		}
+		g.err = later(ctx, remaining(req.Timeout, begun))
 		c.finish(ctx, g, remaining(req.Timeout, begun), done)
 	})
 }
 
-// sendWithin is send with a time limit, 0 for none.
-func (c *Client) sendWithin(ctx context.Context, o *outgoing, timeout time.Duration) error {
+// planAndFill plans and copies what is copied; what is left are the sends.
+func (c *Client) planAndFill(ctx context.Context, g *wire.PutReply, inputs []*foreign.Input) (*delivery, error) {
+	d, err := c.plan(ctx, g, inputs)
+	if err == nil {
+		err = c.fill(ctx, g, d.mapped, inputs)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// deliverAside is deliver for bytes that are the client's own, without haste.
+func (c *Client) deliverAside(ctx context.Context, g *wire.PutReply, inputs []*foreign.Input, timeout time.Duration) error {
 	ctx, cancel := within(ctx, timeout)
 	defer cancel()
-	return c.send(ctx, o, 0)
+	d, err := c.planAndFill(ctx, g, inputs)
+	if err == nil {
+		err = d.send(ctx, c, 0)
+	}
+	return err
 }
 
 func within(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
@@ -154,24 +227,47 @@ func within(ctx context.Context, timeout time.Duration) (context.Context, contex
 	return context.WithTimeout(ctx, timeout)
 }
 
-// receive fills the columns of a get from the memory that its lease holds.
-func (g *getting) receive(out []ResultColumn) error {
-	var pieces [][]byte
+// incoming is what a get receives from one target.
+type incoming struct {
+	target
+	pieces [][]byte
+}
+
+// fetch fills the columns of a get: with copies of memory that is mapped here, and over streams. What comes from a target is
+// numbered column by column, in the order of the runs; of a read with views every column has a number of its own.
+func (g *getting) fetch(out []ResultColumn) error {
+	var all []*incoming
 	packed := make([][]byte, len(out))
 	for i := range out {
 		r := &out[i]
-		switch {
-		case len(r.Data) == 0:
-		case r.Form == Jagged && r.Ragged > 1:
+		if len(r.Data) == 0 || r.view {
+			continue
+		}
+		dst := r.Data
+		if r.Form == Jagged && r.Ragged > 1 {
 			packed[i] = make([]byte, len(r.Data))
-			pieces = append(pieces, packed[i])
-		default:
-			pieces = append(pieces, r.Data)
+			dst = packed[i]
+		}
+		for _, run := range g.reply.Columns[i].Runs {
+			t, mapped, err := g.c.targetOf(g.ctx, run.Unit, g.reply.Grants, g.reply.Lease)
+			if err != nil {
+				return err
+			}
+			piece := dst[:run.Block.Size]
+			dst = dst[run.Block.Size:]
+			if mapped {
+				if err := g.c.read(g.ctx, piece, run.Unit, run.Block); err != nil {
+					return err
+				}
+				continue
+			}
+			if g.reply.Columns[i].Lease != 0 {
+				t.id += uint64(i)
+			}
+			all = from(all, t, piece)
 		}
 	}
-	err := g.c.overStreams(g.ctx, func(s transport.Streamer) error {
-		return s.Receive(g.ctx, transport.Grant{ID: g.reply.Lease}, pieces)
-	})
+	err := eachAtOnce(g.ctx, len(all), func(ctx context.Context, i int) error { return all[i].receive(ctx, g.c, all[i].pieces) })
 	if err != nil {
 		return err
 	}
@@ -181,6 +277,16 @@ func (g *getting) receive(out []ResultColumn) error {
 		}
 	}
 	return nil
+}
+
+func from(all []*incoming, t target, piece []byte) []*incoming {
+	for _, in := range all {
+		if in.target == t {
+			in.pieces = append(in.pieces, piece)
+			return all
+		}
+	}
+	return append(all, &incoming{target: t, pieces: [][]byte{piece}})
 }
 
 // streamDescriptors lists the descriptors of a connection that has streams; the first one may have been replaced.

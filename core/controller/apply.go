@@ -91,7 +91,7 @@ func (t *txn) restage(ctx context.Context, stage stager) error {
 	s.mu.RLock()
 	units, err := s.mu.cat.Check(&t.write)
 	if err == nil {
-		err = s.mu.cat.Place(units, hostOfWriter, t.storedSizes(), rooms)
+		err = s.mu.cat.Place(units, t.from, t.storedSizes(), rooms)
 	}
 	s.mu.RUnlock()
 	if err != nil {
@@ -108,7 +108,7 @@ func (t *txn) restage(ctx context.Context, stage stager) error {
 			return err
 		}
 	}
-	if err := t.copyFrom(&old); err != nil {
+	if err := t.copyFrom(ctx, &old); err != nil {
 		t.abort()
 		return err
 	}
@@ -116,37 +116,50 @@ func (t *txn) restage(ctx context.Context, stage stager) error {
 }
 
 // copyFrom copies staged bytes row by row from another staging of the same write.
-func (t *txn) copyFrom(old *txn) error {
+func (t *txn) copyFrom(ctx context.Context, old *txn) error {
 	t.s.mapped.RLock()
 	defer t.s.mapped.RUnlock()
-	from, to := pieces(old.shares), pieces(t.shares)
-	for k := range t.write.Columns {
-		source := make([][]byte, t.rows)
-		for _, p := range from {
-			sh := &old.shares[p.share]
-			if sh.staged == nil {
-				return nil
-			}
-			data, err := sh.unit.Bytes(sh.staged.Blocks()[k])
-			if err != nil {
-				return err
-			}
-			offsets := sh.cols[k].Offsets()
-			for i := range p.rows {
-				row := rowIn(&sh.cols[k], p.at+i)
-				source[int(p.from)+i] = data[offsets[row]:offsets[row+1]]
-			}
+	if len(old.shares) == 0 || old.shares[0].staged == nil {
+		return nil
+	}
+	sources := make([][][]byte, len(t.write.Columns)) // of each row
+	for k := range sources {
+		sources[k] = make([][]byte, t.rows)
+	}
+	err := eachRow(old.shares, func(sh *share) ([][]byte, error) { return sh.stagedBytes(ctx) }, func(k, row int, data []byte) {
+		sources[k][row] = data
+	})
+	if err != nil {
+		return err
+	}
+	var flushes []func(context.Context) error
+	err = eachRow(t.shares, func(sh *share) ([][]byte, error) {
+		blocks, flush, err := sh.toFill()
+		flushes = append(flushes, flush)
+		return blocks, err
+	}, func(k, row int, data []byte) { copy(data, sources[k][row]) })
+	for i := 0; err == nil && i < len(flushes); i++ {
+		err = flushes[i](ctx)
+	}
+	return err
+}
+
+// eachRow gives the bytes of every row of every column of shares, whose blocks find returns.
+func eachRow(shares []share, find func(*share) ([][]byte, error), give func(column, row int, data []byte)) error {
+	blocks := make([][][]byte, len(shares))
+	for i := range shares {
+		var err error
+		if blocks[i], err = find(&shares[i]); err != nil {
+			return err
 		}
-		for _, p := range to {
-			sh := &t.shares[p.share]
-			data, err := sh.unit.Bytes(sh.staged.Blocks()[k])
-			if err != nil {
-				return err
-			}
+	}
+	for _, p := range pieces(shares) {
+		sh := &shares[p.share]
+		for k, data := range blocks[p.share] {
 			offsets := sh.cols[k].Offsets()
 			for i := range p.rows {
-				row := rowIn(&sh.cols[k], p.at+i)
-				copy(data[offsets[row]:offsets[row+1]], source[int(p.from)+i])
+				at := rowIn(&sh.cols[k], p.at+i)
+				give(k, int(p.from)+i, data[offsets[at]:offsets[at+1]])
 			}
 		}
 	}

@@ -76,7 +76,7 @@ func (c *client) takeTxn(id uint64) *txn {
 	delete(c.mu.txns, id)
 	c.mu.Unlock()
 	if t != nil {
-		t.loans.recall()
+		t.loans.Recall()
 	}
 	return t
 }
@@ -111,7 +111,7 @@ func (s *Server) Gone(peer transport.Peer) {
 	c.mu.txns, c.mu.leases, c.mu.watches = nil, nil, nil
 	c.mu.Unlock()
 	for _, t := range txns {
-		t.loans.recall()
+		t.loans.Recall()
 		t.abort()
 	}
 	for _, list := range leases {

@@ -26,6 +26,8 @@ type leasedGroup struct {
 	unit    node
 	reading unit.Reading // on its way; nil: no fields
 	cells   *unit.Cells  // nil: no fields
+	// inMemory is where the next bytes of each column lie among all those of the lease that are in memory.
+	inMemory []int64
 }
 
 func (k *cut) release() {
@@ -137,8 +139,15 @@ func (g *leasedGroup) write(ctx context.Context, p *snapshot.Part) error {
 		leased = g.cells.Columns
 	}
 	cursors := make([]runCursor, len(leased))
+	g.inMemory = make([]int64, len(leased))
+	next := int64(0)
 	for k := range leased {
-		cursors[k] = newRunCursor(&leased[k])
+		cursors[k], g.inMemory[k] = newRunCursor(&leased[k]), next
+		for _, run := range leased[k].Runs {
+			if !run.OnDisk {
+				next += run.Block.Size
+			}
+		}
 	}
 	for from := 0; from < len(g.Samples); {
 		to := g.batchEnd(cursors, from)
@@ -179,7 +188,8 @@ func (g *leasedGroup) writeColumn(ctx context.Context, column int, c *runCursor,
 		}
 		flush()
 		if err == nil {
-			err = g.writeRun(ctx, run, put)
+			err = readLeased(ctx, g.unit, g.cells.Leases[0], run, g.inMemory[column], put)
+			g.inMemory[column] += run.Block.Size
 		}
 		at += run.Block.Size
 		onDisk = at
@@ -205,16 +215,13 @@ func (g *leasedGroup) copyFromDisk(ctx context.Context, column int, from, to int
 	return nil
 }
 
-func (g *leasedGroup) writeRun(ctx context.Context, run store.Run, put func([]byte) error) error {
-	bytes, err := g.unit.Bytes(run.Block)
-	if err != nil {
-		return err
-	}
+// inPieces gives bytes piece by piece, until the context ends.
+func inPieces(ctx context.Context, bytes []byte, give func([]byte) error) error {
 	for piece := range slices.Chunk(bytes, pieceBytes) {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := put(piece); err != nil {
+		if err := give(piece); err != nil {
 			return err
 		}
 	}
@@ -284,39 +291,50 @@ func stageShares(ctx context.Context, partition string, shares []share) error {
 	return nil
 }
 
-// placeOf is where the bytes of columns go. When they are there, those that go to disk are written, and leave memory.
-func placeOf(ctx context.Context, shares []share, columns int) (place snapshot.Place, err error) {
-	place.Pieces, err = placesOf(shares, columns)
-	place.Filled = func() error {
-		for _, sh := range shares {
+// placeOf is where the bytes of columns go. When they are there, they are sent to units on other hosts, and those that go to disk
+// are written, and leave memory.
+func placeOf(ctx context.Context, shares []share, columns int) (snapshot.Place, error) {
+	pieces, flushes, err := placesOf(shares, columns)
+	return snapshot.Place{Pieces: pieces, Filled: func() error {
+		for i, sh := range shares {
 			if sh.staged == nil {
 				continue
+			}
+			if err := flushes[i](ctx); err != nil {
+				return err
 			}
 			if err := store.PrepareAndShed(ctx, sh.staged); err != nil {
 				return err
 			}
 		}
 		return nil
-	}
-	return place, err
+	}}, err
 }
 
-// placesOf returns where the bytes of columns go, column by column in the order of the rows.
-func placesOf(shares []share, columns int) (places [][]byte, err error) {
+// placesOf returns where the bytes of columns go, column by column in the order of the rows, and of each share what brings them to
+// its unit when they are there.
+func placesOf(shares []share, columns int) (places [][]byte, flushes []func(context.Context) error, err error) {
+	if columns == 0 {
+		return nil, make([]func(context.Context) error, len(shares)), nil
+	}
+	blocks := make([][][]byte, len(shares))
+	for i := range shares {
+		found, flush, err := shares[i].toFill()
+		if err != nil {
+			return nil, nil, err
+		}
+		blocks[i], flushes = found, append(flushes, flush)
+	}
 	order := pieces(shares)
 	for k := range columns {
 		offsets := make([][]int64, len(shares))
-		blocks := make([][]byte, len(shares))
 		for i, sh := range shares {
-			if blocks[i], err = sh.unit.Bytes(sh.staged.Blocks()[k]); err != nil {
-				return nil, err
-			}
 			offsets[i] = sh.cols[k].Offsets()
 		}
 		for _, p := range order {
 			o := offsets[p.share]
-			places = append(places, blocks[p.share][o[p.at]:o[p.at+p.rows]])
+			places = append(places, blocks[p.share][k][o[p.at]:o[p.at+p.rows]])
 		}
 	}
-	return places, nil
+	return places, flushes, nil
 }

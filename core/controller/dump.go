@@ -169,7 +169,7 @@ func (c *call) rows(ctx context.Context, r *wire.LoadRowsRequest) (*wire.LoadRow
 		return reply, nil
 	}
 	for {
-		l := &rowLoading{s: c.s, ctx: ctx, index: index, coming: map[uint32]int64{}}
+		l := &rowLoading{s: c.s, from: c.machine(), ctx: ctx, index: index, coming: map[uint32]int64{}}
 		err := l.read(filepath.Join(r.Path, snapshot.StorageName), cut)
 		var tags [][]byte
 		if err == nil {
@@ -189,6 +189,7 @@ func (c *call) rows(ctx context.Context, r *wire.LoadRowsRequest) (*wire.LoadRow
 // rowLoading is a dump on its way into the session.
 type rowLoading struct {
 	s     *Server
+	from  string // machine of who loads
 	ctx   context.Context
 	index *snapshot.RowIndex
 	rowOf map[int64]int // row of the index by the index of the sample that was dumped
@@ -263,7 +264,7 @@ func (l *rowLoading) place(w *catalog.Write) ([]uint32, error) {
 	units, err := l.s.mu.cat.Check(w)
 	fresh := slices.Clone(units)
 	if err == nil {
-		err = l.s.mu.cat.PlaceBeside(units, hostOfWriter, rowSizes(w.Columns), rooms, l.coming)
+		err = l.s.mu.cat.PlaceBeside(units, l.from, rowSizes(w.Columns), rooms, l.coming)
 	}
 	l.s.mu.RUnlock()
 	for i, unit := range fresh {

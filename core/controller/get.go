@@ -34,11 +34,8 @@ func (c *call) get() (any, error) {
 	if err := c.decode(&req); err != nil {
 		return nil, err
 	}
-	if c.remote {
-		req.Views = false // a client that cannot map memory has no use for them
-	}
 	r := &read{s: c.s}
-	if err := r.begin(&req); err != nil {
+	if err := r.begin(&req, c.remote, c.machine()); err != nil {
 		return nil, err
 	}
 	if !r.waits(c.remote) {
@@ -48,8 +45,8 @@ func (c *call) get() (any, error) {
 }
 
 // begin resolves and puts the reads in line under the read lock, so that all rows and fields are of one moment. With views every
-// field has leases of its own.
-func (r *read) begin(req *wire.GetRequest) (err error) {
+// field has leases of its own; a client that cannot map all of the memory has no use for that.
+func (r *read) begin(req *wire.GetRequest, streams bool, machine string) (err error) {
 	s := r.s
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -68,6 +65,7 @@ func (r *read) begin(req *wire.GetRequest) (err error) {
 		}
 	}
 	r.order = pieces(r.shares)
+	req.Views = req.Views && (!streams || r.mayView(machine))
 	inline := req.Inline
 	if req.Views {
 		inline = -1
@@ -125,6 +123,7 @@ func (c *call) found(ctx context.Context, r *read, req *wire.GetRequest) (any, e
 		r.release()
 		return payloadReply{reply, payload}, err
 	}
+	reply.Grants = r.readGrants()
 	if c.remote {
 		if err := c.s.shareRead(r, columns); err != nil {
 			r.release()

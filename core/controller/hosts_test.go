@@ -57,7 +57,7 @@ func (s *system) addHost(i int, o setup, samples int64) *host {
 	return h
 }
 
-func (s *system) dialHost(_ context.Context, at *wire.UnitAddress) (transport.Poster, error) {
+func (s *system) dialHost(_ context.Context, at *wire.UnitAddress) (remote.Conn, error) {
 	for _, h := range s.hosts {
 		if h.name == at.Name && !h.dead {
 			h.peer = client.NewID()

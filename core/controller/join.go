@@ -1,11 +1,11 @@
 package controller
 
 import (
+	"bytes"
 	"context"
 	"math/rand/v2"
 
 	"transferqueue/core/tqerr"
-	"transferqueue/core/transport"
 	"transferqueue/core/transport/local"
 	"transferqueue/core/unit/remote"
 	"transferqueue/core/wire"
@@ -19,8 +19,8 @@ func (c *call) joinUnits() (any, error) {
 		return nil, err
 	}
 	for i := range r.Units {
-		if at := &r.Units[i]; at.Name == "" || at.Socket == "" || len(at.Secret) == 0 {
-			return nil, tqerr.New(tqerr.InvalidArgument, "unit %d, %q: name, socket and secret are needed", i, at.Name)
+		if at := &r.Units[i]; at.Name == "" || (at.Socket == "" && at.Address == "") || len(at.Secret) == 0 {
+			return nil, tqerr.New(tqerr.InvalidArgument, "unit %d, %q: name, socket or address, and secret are needed", i, at.Name)
 		}
 	}
 	return c.later(func(ctx context.Context) (any, error) {
@@ -60,7 +60,10 @@ func (s *Server) join(ctx context.Context, at *wire.UnitAddress) error {
 		return tqerr.Wrap(tqerr.CodeOf(err), err, "unit %q", at.Name)
 	}
 	number := uint32(len(s.nodes.Load().byID))
-	u, err := remote.Open(ctx, conn, remote.Address{ID: number, Name: at.Name, Host: at.Host, Socket: at.Socket, Session: s.number})
+	u, err := remote.Open(ctx, conn, remote.Address{
+		ID: number, Name: at.Name, Host: at.Host, Socket: at.Socket, Secret: at.Secret, Address: at.Address, Machine: s.machineOf(at),
+		Session: s.number, Keep: keeps(old),
+	})
 	if err != nil {
 		return err
 	}
@@ -78,13 +81,42 @@ func joinAgain(ctx context.Context, n node, at *wire.UnitAddress) error {
 	if !ok {
 		return tqerr.New(tqerr.AlreadyExists, "unit %q is one of the controller's own process", at.Name)
 	}
-	if err := known.Sync(ctx); err != nil || known.Socket() == at.Socket {
+	if err := known.Sync(ctx); err != nil || sameUnit(known.Address(), at) {
 		return err
+	}
+	if known.Away() {
+		return tqerr.New(tqerr.AlreadyExists, "unit %q has joined already, at %s", at.Name, known.Address().Address)
 	}
 	return tqerr.New(tqerr.AlreadyExists, "unit %q has joined already, at socket %q", at.Name, known.Socket())
 }
 
-func (s *Server) dial(ctx context.Context, at *wire.UnitAddress, peer uint64) (transport.Poster, error) {
+// keeps reports that a unit which takes the place of a lost one may go on with the cells that it has in memory.
+func keeps(old node) bool {
+	lost, ok := lostUnit(old)
+	return ok && lost.Keeps()
+}
+
+func lostUnit(n node) (outside, bool) {
+	if n == nil {
+		return outside{}, false
+	}
+	lost, ok := unmetered(n).(outside)
+	return lost, ok
+}
+
+func sameUnit(known remote.Address, at *wire.UnitAddress) bool {
+	return known.Socket == at.Socket && known.Address == at.Address && bytes.Equal(known.Secret, at.Secret)
+}
+
+// machineOf is where a unit is: one that does not say is reached by its socket, and so is here.
+func (s *Server) machineOf(at *wire.UnitAddress) string {
+	if at.Machine == "" {
+		return s.opts.Machine
+	}
+	return at.Machine
+}
+
+func (s *Server) dial(ctx context.Context, at *wire.UnitAddress, peer uint64) (remote.Conn, error) {
 	if s.opts.Dial != nil {
 		return s.opts.Dial(ctx, at)
 	}

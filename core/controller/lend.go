@@ -13,7 +13,7 @@ import (
 var _ transport.Lender = (*Server)(nil)
 
 // Lend implements transport.Lender. The bytes of a write are those of the blocks of its PutReply, part by part; those of a
-// read are the runs of its GetReply, column by column.
+// read are the runs of its GetReply, column by column; without those of units on other hosts.
 func (s *Server) Lend(peer transport.Peer, grant transport.Grant, stop func()) (memory [][]byte, done func(), err error) {
 	s.clients.Lock()
 	c := s.clients.byID[peer.ID]
@@ -48,7 +48,7 @@ func (c *client) lendWriteLocked(id uint64, stop func()) ([][]byte, func(), erro
 	case t.memory == nil:
 		return nil, nil, tqerr.New(tqerr.InvalidState, "write %d was granted to a client that maps its memory", id)
 	}
-	return t.memory, t.loans.begin(stop), nil
+	return t.memory, t.loans.Begin(stop), nil
 }
 
 func (c *client) lendReadLocked(id uint64, stop func()) ([][]byte, func(), error) {
@@ -64,6 +64,9 @@ func (c *client) lendReadLocked(id uint64, stop func()) ([][]byte, func(), error
 func (t *txn) findMemory() error {
 	t.memory = [][]byte{}
 	for _, sh := range t.shares {
+		if sh.unit.away() != nil {
+			continue // the client goes there
+		}
 		for _, b := range sh.staged.Blocks() {
 			bytes, err := sh.unit.Bytes(b)
 			if err != nil {
@@ -75,59 +78,28 @@ func (t *txn) findMemory() error {
 	return nil
 }
 
-// loans are the streams that write into the memory of one write, or those that read memory of units in other processes.
-// Nobody begins one after recall: what it is for has left the table of its client before.
-type loans struct {
-	mu    sync.Mutex
-	stops map[*byte]func()
-	idle  sync.Cond
-}
-
-func (l *loans) begin(stop func()) (done func()) {
-	key := new(byte)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.stops == nil {
-		l.stops = map[*byte]func(){}
-		l.idle.L = &l.mu
-	}
-	l.stops[key] = stop
-	return func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		delete(l.stops, key)
-		l.idle.Broadcast()
-	}
-}
-
-// recall stops the streams and returns when none touches the memory any more. A client that commits has none; one that has
-// given a stream up may have sent its bytes again before the end of that stream was seen here.
-func (l *loans) recall() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, stop := range l.stops {
-		stop()
-	}
-	for len(l.stops) > 0 {
-		l.idle.Wait()
-	}
-}
-
 // sharedLease is a read whose memory streams copy out: it ends when the client and all streams have released it.
 type sharedLease struct {
 	leases []store.Lease
 	memory [][]byte
-	loans  *loans // of streams that Close has to stop before it unmaps the memory; nil: it stays mapped
+	loans  *transport.Loans // of streams that Close has to stop before it unmaps the memory; nil: it stays mapped
 	mu     sync.Mutex
 	users  int
 }
 
 // shareRead makes the leases of a read one that streams can use. It may wait for units in other processes.
 func (s *Server) shareRead(r *read, columns []wire.GetColumn) error {
+	here, away := r.apart()
+	if len(here) == 0 {
+		return nil
+	}
 	shared := &sharedLease{users: 1}
 	for i := range columns {
 		for _, run := range columns[i].Runs {
 			n := s.node(run.Unit)
+			if n.away() != nil {
+				continue // the client goes there
+			}
 			bytes, err := n.Bytes(store.Block{Segment: run.Block.Segment, Offset: run.Block.Offset, Size: run.Block.Size})
 			if err != nil {
 				return err
@@ -138,10 +110,10 @@ func (s *Server) shareRead(r *read, columns []wire.GetColumn) error {
 			shared.memory = append(shared.memory, bytes)
 		}
 	}
-	for _, cells := range r.cells {
+	for _, cells := range here {
 		shared.leases = append(shared.leases, cells.Leases...)
 	}
-	r.cells = []*unit.Cells{{Leases: []store.Lease{shared}}}
+	r.cells = append([]*unit.Cells{{Leases: []store.Lease{shared}}}, away...)
 	return nil
 }
 
@@ -153,7 +125,7 @@ func (l *sharedLease) lend(stop func()) (done func()) {
 	if l.loans == nil {
 		return l.Release
 	}
-	back := l.loans.begin(stop)
+	back := l.loans.Begin(stop)
 	return func() {
 		back()
 		l.Release()

@@ -43,14 +43,14 @@ func (c *call) meta() (any, error) {
 	return nil, tqerr.New(tqerr.InvalidArgument, "mode %q: want \"insert\", \"fetch\" or \"force_fetch\"", r.Mode)
 }
 
-// register creates samples without fields, by key or not.
-func (s *Server) register(w *catalog.Write) (*catalog.Applied, error) {
+// register creates samples without fields, by key or not, for a client of a machine.
+func (s *Server) register(w *catalog.Write, from string) (*catalog.Applied, error) {
 	rooms := s.rooms()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	units, err := s.mu.cat.Check(w)
 	if err == nil {
-		err = s.mu.cat.Place(units, hostOfWriter, rowSizes(nil), rooms)
+		err = s.mu.cat.Place(units, from, rowSizes(nil), rooms)
 	}
 	if err != nil {
 		return nil, s.explain(err)
@@ -66,7 +66,7 @@ func (c *call) insert(r *wire.MetaRequest) (any, error) {
 	if r.BatchSize <= 0 || r.BatchSize > wire.MaxRows {
 		return nil, tqerr.New(tqerr.InvalidArgument, "batch_size %d: want 1 to %d", r.BatchSize, wire.MaxRows)
 	}
-	applied, err := c.s.register(&catalog.Write{Partition: r.Partition, Insert: r.BatchSize})
+	applied, err := c.s.register(&catalog.Write{Partition: r.Partition, Insert: r.BatchSize}, c.machine())
 	if err != nil {
 		return nil, err
 	}
@@ -83,7 +83,7 @@ func (c *call) retrieveMeta() (any, error) {
 		return nil, err
 	}
 	if r.Create {
-		if _, err := c.s.register(&catalog.Write{Partition: r.Partition, Keys: r.Keys}); err != nil {
+		if _, err := c.s.register(&catalog.Write{Partition: r.Partition, Keys: r.Keys}, c.machine()); err != nil {
 			return nil, err
 		}
 	}

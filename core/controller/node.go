@@ -63,6 +63,10 @@ type node interface {
 	// Piece reads bytes of a lease of this unit, as store.Streamer does.
 	Piece(ctx context.Context, l store.Lease, column int, offset int64, sum uint32, to []byte) (uint32, error)
 
+	// Machine is where the unit's memory can be mapped.
+	Machine() string
+	// away is the unit when it is on another host than the controller, else nil.
+	away() *remote.Unit
 	// Inventory lists all cells, in no order with other requests.
 	Inventory(ctx context.Context) ([]schema.Stock, error)
 	// Discard drops all cells, because the session ends for good.
@@ -86,7 +90,11 @@ type node interface {
 type inside struct {
 	Unit
 	samples int64
+	machine string
 }
+
+func (n inside) Machine() string    { return n.machine }
+func (n inside) away() *remote.Unit { return nil }
 
 func (n inside) SampleLimit() int64                  { return n.samples }
 func (n inside) Lost() error                         { return nil }
@@ -145,6 +153,13 @@ func (n inside) Piece(ctx context.Context, l store.Lease, column int, offset int
 // outside is a unit in a process of its own.
 type outside struct{ *remote.Unit }
 
+func (n outside) away() *remote.Unit {
+	if n.Away() {
+		return n.Unit
+	}
+	return nil
+}
+
 func (n outside) waits() bool                    { return true }
 func (n outside) sync(ctx context.Context) error { return n.Sync(ctx) }
 func (n outside) disconnect()                    { _ = n.Disconnect() }
@@ -175,10 +190,10 @@ func (s *Server) addLocked(n, old node) {
 	next.byID[n.ID()] = n
 	if old == nil {
 		next.order = append(next.order, n)
-		s.mu.cat.AddUnit(n.ID(), n.Host())
+		s.mu.cat.AddUnit(n.ID(), n.Machine())
 	} else {
 		next.order[slices.Index(next.order, old)] = n
-		s.mu.cat.ReplaceUnit(old.ID(), n.ID(), n.Host())
+		s.mu.cat.ReplaceUnit(old.ID(), n.ID(), n.Machine())
 	}
 	s.mu.cat.LimitUnit(n.ID(), n.SampleLimit())
 	n.OnFree(s.room.Signal)

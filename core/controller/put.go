@@ -10,6 +10,7 @@ import (
 	"transferqueue/core/schema"
 	"transferqueue/core/store"
 	"transferqueue/core/tqerr"
+	"transferqueue/core/transport"
 	"transferqueue/core/unit"
 	"transferqueue/core/wire"
 )
@@ -23,9 +24,10 @@ type txn struct {
 	same   same     // nil: no rows are stored once for several
 	units  []uint32 // per row, where its cells are staged
 	shares []share
-	inline []byte   // the payload, when it came with the request and is not staged
-	loans  *loans   // of a write in two steps
-	memory [][]byte // of its blocks, for streams of a client that cannot map it
+	inline []byte           // the payload, when it came with the request and is not staged
+	loans  *transport.Loans // of a write in two steps
+	memory [][]byte         // of its blocks, for streams of a client that cannot map it
+	from   string           // machine of the writer
 }
 
 // share is the part of a write that one unit stores.
@@ -50,7 +52,7 @@ func (t *txn) abort() {
 func (t *txn) transforms() bool { return t.req.Update || len(t.req.Callable) > 0 }
 
 func (c *call) newTxn() (*txn, error) {
-	t := &txn{s: c.s, req: &wire.PutRequest{}}
+	t := &txn{s: c.s, req: &wire.PutRequest{}, from: c.machine()}
 	if err := c.decode(t.req); err != nil {
 		return nil, err
 	}
@@ -159,7 +161,7 @@ func (c *call) grant(t *txn) (any, error) {
 		t.abort()
 		return nil, tqerr.New(tqerr.InvalidArgument, "a write in two steps needs a sequence")
 	}
-	t.loans = &loans{}
+	t.loans = &transport.Loans{}
 	if c.remote {
 		if err := t.findMemory(); err != nil {
 			t.abort()
@@ -175,7 +177,7 @@ func (c *call) grant(t *txn) (any, error) {
 			t.abort()
 		}
 	}
-	reply := &wire.PutReply{Txn: id}
+	reply := &wire.PutReply{Txn: id, Grants: writeGrants(t.shares)}
 	for _, sh := range t.shares {
 		reply.Shared = append(reply.Shared, sh.sharedOf(len(reply.Parts))...)
 		part := wire.Part{Unit: sh.unit.ID(), Rows: sh.runs}
@@ -203,7 +205,7 @@ func (t *txn) place() ([]catalog.Room, error) {
 	s.mu.RLock()
 	units, err := s.mu.cat.Check(&t.write)
 	if err == nil {
-		err = s.mu.cat.Place(units, hostOfWriter, t.storedSizes(), rooms)
+		err = s.mu.cat.Place(units, t.from, t.storedSizes(), rooms)
 	}
 	s.mu.RUnlock()
 	if err != nil {
@@ -268,9 +270,6 @@ func (t *txn) tightestFirst(rooms []catalog.Room) (ordered []*share, fits bool) 
 	slices.SortFunc(out, func(a, b *share) int { return cmp.Compare(left(a), left(b)) })
 	return out, left(out[0]) >= 0
 }
-
-// hostOfWriter is where writers are: all of them are on this host until units on other hosts join.
-const hostOfWriter = ""
 
 // split groups the rows by unit.
 func (t *txn) split(units []uint32) []share {

@@ -17,6 +17,11 @@ import (
 // rejoin makes a unit that was just opened part of the session. What it holds is compared with what the catalog has on the unit
 // whose place it takes, nil for none, in one step with its becoming known: nobody reads from it before.
 func (s *Server) rejoin(ctx context.Context, n, old node) error {
+	if lost, ok := lostUnit(old); ok && lost.Away() {
+		for _, cells := range lost.Doubts() {
+			n.Delete(cells.Partition, cells.Fields, cells.Samples) // in line before the inventory
+		}
+	}
 	stock, err := n.Inventory(ctx)
 	if err != nil {
 		n.close()

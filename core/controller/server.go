@@ -24,6 +24,7 @@ import (
 	"transferqueue/core/tqerr"
 	"transferqueue/core/transport"
 	"transferqueue/core/unit"
+	"transferqueue/core/unit/remote"
 	"transferqueue/core/wire"
 )
 
@@ -43,9 +44,10 @@ type Options struct {
 	FS          vfs.FS // of checkpoints; nil: the machine's
 	Session     string // identity
 	Host        string
+	Machine     string     // where it and its clients of this host are; see internal/machine
 	Jobs        func() int // calls of Python functions that no thread has taken; nil: none
-	// Dial connects to a unit in another process; nil: by its socket.
-	Dial func(ctx context.Context, at *wire.UnitAddress) (transport.Poster, error)
+	// Dial connects to a unit in another process; nil: by its socket. That of a unit on another host is a *remote.Line.
+	Dial func(ctx context.Context, at *wire.UnitAddress) (remote.Conn, error)
 }
 
 // Server is the controller of a session.
@@ -79,7 +81,7 @@ type Server struct {
 	// mapped is held for reading by who touches the memory of units in other processes; Close unmaps it. Streams do not hold
 	// it, because they last as long as the network likes: those that write are stopped by Gone, those that read by lent.
 	mapped sync.RWMutex
-	lent   loans
+	lent   transport.Loans
 }
 
 // New starts a server over units that nobody else uses.
@@ -102,7 +104,7 @@ func New(o Options) *Server {
 	s.mu.watches = map[string][]*watch{}
 	s.clients.byID = map[uint64]*client{}
 	for _, u := range o.Units {
-		s.addLocked(inside{u, s.sampleLimit()}, nil)
+		s.addLocked(inside{u, s.sampleLimit(), o.Machine}, nil)
 	}
 	return s
 }
@@ -135,7 +137,7 @@ func (s *Server) Close() {
 		for _, n := range all {
 			n.disconnect()
 		}
-		s.lent.recall()
+		s.lent.Recall()
 		s.mapped.Lock()
 		defer s.mapped.Unlock()
 		for _, n := range all {
@@ -160,7 +162,8 @@ type call struct {
 	cancel context.CancelFunc // of a request with a sequence
 	handle handler
 	client *client
-	remote bool // the client cannot map the units' memory
+	remote bool   // the client cannot map the memory of units of the controller's host
+	from   string // machine of the client
 	req    *wire.Request
 	reply  func(*wire.Reply) // of the transport
 	undo   func()            // set by a handler: gives back what its reply grants
@@ -218,13 +221,17 @@ var handlers = map[wire.Op]handler{
 	wire.OpMetrics:          (*call).metrics,
 	wire.OpSnapshot:         (*call).snapshot,
 	wire.OpJoinUnits:        (*call).joinUnits,
+	wire.OpReachUnit:        (*call).reachUnit,
 	wire.OpLost:             (*call).lost,
 }
 
 // Serve implements transport.Handler.
 func (s *Server) Serve(ctx context.Context, peer transport.Peer, req *wire.Request, reply func(*wire.Reply)) {
 	handle, known := handlers[req.Op]
-	c := &call{s: s, ctx: ctx, handle: handle, req: req, reply: reply, remote: !peer.Local}
+	c := &call{s: s, ctx: ctx, handle: handle, req: req, reply: reply, remote: !peer.Local, from: peer.Machine}
+	if peer.Local {
+		c.from = s.opts.Machine
+	}
 	var err error
 	switch c.client = s.clientOf(ctx, peer); {
 	case !known:

@@ -91,11 +91,12 @@ type process struct {
 }
 
 // spawn starts a child; result waits for its report.
-func spawn(t testing.TB, cfg *session.Config) (result func() *process) {
+func spawn(t testing.TB, cfg *session.Config, environment ...string) (result func() *process) {
 	text, err := json.Marshal(cfg)
 	require.NoError(t, err)
 	p := &process{cmd: exec.Command(os.Args[0])}
 	p.cmd.Env = append(os.Environ(), childConfig+"="+string(text), "GORACE=atexit_sleep_ms=0")
+	p.cmd.Env = append(p.cmd.Env, environment...)
 	p.cmd.Stderr = os.Stderr
 	p.input, err = p.cmd.StdinPipe()
 	require.NoError(t, err)

@@ -30,6 +30,7 @@ type proxy struct {
 	cut, twice                 float64       // chances, per message or piece
 	delay                      time.Duration // at most, per message or piece
 	calm                       atomic.Bool
+	down                       atomic.Bool // nothing gets through
 	cuts, doubles, stale, runs atomic.Int64
 	running                    sync.WaitGroup
 	mu                         struct {
@@ -101,8 +102,22 @@ func (p *proxy) drop(conns ...net.Conn) {
 	}
 }
 
+// cutAll is the network going away, until down is false again.
+func (p *proxy) cutAll() {
+	p.down.Store(true)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for conn := range p.mu.conns {
+		_ = conn.Close()
+	}
+}
+
 func (p *proxy) carry(client net.Conn, address string) {
 	server, err := net.Dial("tcp", address)
+	if err == nil && p.down.Load() {
+		_ = server.Close()
+		err = net.ErrClosed
+	}
 	if err != nil {
 		_ = client.Close()
 		return

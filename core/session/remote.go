@@ -6,9 +6,12 @@ import (
 
 	"transferqueue/core/client"
 	"transferqueue/core/internal/bufpool"
+	"transferqueue/core/internal/machine"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/transport"
+	"transferqueue/core/transport/local"
 	"transferqueue/core/transport/zmq"
+	"transferqueue/core/unit/remote"
 	"transferqueue/core/wire"
 )
 
@@ -24,10 +27,11 @@ func joinRemote(ctx context.Context, cfg *Config) (*Session, error) {
 	var conn transport.Conn
 	var config wire.ConfigReply
 	for {
-		var err error
-		if conn, err = r.dialUntil(ctx); err != nil {
+		fresh, err := r.dialUntil(ctx)
+		if err != nil {
 			return nil, err
 		}
+		conn = fresh
 		if err = configOf(ctx, conn, &config); err == nil {
 			break
 		}
@@ -38,7 +42,7 @@ func joinRemote(ctx context.Context, cfg *Config) (*Session, error) {
 	}
 	s := &Session{conn: conn, Pool: bufpool.New()}
 	s.Info = Info{Session: config.Session, PID: config.PID, Address: cfg.Address, Host: config.Host, Blob: config.Config}
-	s.Client = client.New(client.Options{Conn: conn, Pool: s.Pool, Redial: r.redial})
+	s.Client = client.New(client.Options{Conn: conn, Pool: s.Pool, Redial: r.redial, Machine: machine.ID()})
 	return s, nil
 }
 
@@ -58,7 +62,7 @@ type redialer struct {
 	life    uint64
 }
 
-func (r *redialer) dial(ctx context.Context) (transport.Conn, error) {
+func (r *redialer) dial(ctx context.Context) (*zmq.Conn, error) {
 	conn, err := zmq.Dial(ctx, r.address, r.token, r.id, r.life)
 	if err != nil {
 		return nil, err
@@ -68,7 +72,7 @@ func (r *redialer) dial(ctx context.Context) (transport.Conn, error) {
 }
 
 // dialUntil tries as long as nobody answers and ctx lasts; the last error says why.
-func (r *redialer) dialUntil(ctx context.Context) (transport.Conn, error) {
+func (r *redialer) dialUntil(ctx context.Context) (*zmq.Conn, error) {
 	for {
 		conn, err := r.dial(ctx)
 		if err == nil || tqerr.CodeOf(err) != tqerr.Unavailable {
@@ -85,5 +89,35 @@ func (r *redialer) dialUntil(ctx context.Context) (transport.Conn, error) {
 func (r *redialer) redial(ctx context.Context) (transport.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, redialFor)
 	defer cancel()
-	return r.dialUntil(ctx)
+	conn, err := r.dialUntil(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return conn, nil
+}
+
+// dialUnit connects a controller to a unit in another process: by its socket when both are on one machine and the socket can
+// be reached from here, else over TCP.
+func dialUnit(ctx context.Context, at *wire.UnitAddress) (remote.Conn, error) {
+	if at.Socket != "" && (at.Address == "" || at.Machine == machine.ID()) {
+		conn, err := local.Dial(ctx, at.Socket, at.Secret, client.NewID())
+		if err == nil || at.Address == "" {
+			return conn, err
+		}
+	}
+	r := &redialer{address: at.Address, token: at.Token(), id: client.NewID()}
+	dial := func(ctx context.Context) (remote.Link, error) {
+		ctx, cancel := context.WithTimeout(ctx, redialFor)
+		defer cancel()
+		conn, err := r.dialUntil(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return conn, nil
+	}
+	first, err := dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return remote.NewLine(first, dial), nil
 }

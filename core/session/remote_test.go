@@ -230,19 +230,26 @@ func TestAUnitDiesUnderARemoteClient(t *testing.T) {
 // A network that delays, cuts and repeats at random: every request succeeds and has happened once.
 func TestExactlyOnceOverTCP(t *testing.T) {
 	for name, elsewhere := range map[string]bool{"units here": false, "units elsewhere": true} {
-		t.Run(name, func(t *testing.T) { exactlyOnce(t, elsewhere) })
+		t.Run(name, func(t *testing.T) {
+			checkRemote(t)
+			cfg := listening(config(t))
+			cfg.PayloadPort = freePort(t)
+			here := ownerOver(t, cfg, elsewhere)
+			p := &proxy{cut: 0.02, twice: 0.1, delay: 3 * time.Millisecond}
+			startProxy(t, p, portOf(t, here.Info.Address), cfg.PayloadPort)
+			exactlyOnce(t, cfg, here, p)
+		})
 	}
 }
 
-func exactlyOnce(t *testing.T, elsewhere bool) {
-	checkRemote(t)
-	cfg := listening(config(t))
-	cfg.PayloadPort = freePort(t)
-	here := ownerOver(t, cfg, elsewhere)
-	_, port, err := zmq.ParseAddress(here.Info.Address)
+func portOf(t *testing.T, address string) int {
+	_, port, err := zmq.ParseAddress(address)
 	require.NoError(t, err)
-	p := &proxy{cut: 0.02, twice: 0.1, delay: 3 * time.Millisecond}
-	startProxy(t, p, port, cfg.PayloadPort)
+	return port
+}
+
+// exactlyOnce has writers of another host do what can go wrong, through a proxy.
+func exactlyOnce(t *testing.T, cfg *session.Config, here *session.Session, p *proxy) {
 
 	const writers, rounds = 4, 60
 	first := &writer{here, foreigntest.New(t, 8<<20)}

@@ -17,6 +17,7 @@ import (
 	"transferqueue/core/client"
 	"transferqueue/core/controller"
 	"transferqueue/core/internal/bufpool"
+	"transferqueue/core/internal/machine"
 	"transferqueue/core/jobs"
 	"transferqueue/core/sampler"
 	"transferqueue/core/tqerr"
@@ -43,6 +44,7 @@ type Config struct {
 	Polling     bool   `msgpack:"polling_mode"`
 	Blob        []byte `msgpack:"config"` // what attaching processes are given
 	TimeoutMS   int64  `msgpack:"timeout_ms"`
+	HostID      string `msgpack:"host_id"` // of this process, "": what internal/machine finds
 	Version     string `msgpack:"version"`
 	Name        string `msgpack:"name"` // of a unit
 	Key         uint64 `msgpack:"key"`  // by which the caller may call it off while it waits
@@ -56,9 +58,10 @@ type Config struct {
 	Socket      string `msgpack:"socket"` // with "attach": of the session to join, instead of the one in Dir
 	Secret      []byte `msgpack:"secret"`
 
-	Listen      string `msgpack:"listen"`       // of an owner: tcp://HOST:PORT, where clients of other hosts attach; "": nowhere
-	PayloadPort int    `msgpack:"payload_port"` // of an owner that listens, 0: any free one
+	Listen      string `msgpack:"listen"`       // of an owner or a unit: tcp://HOST:PORT, where other hosts reach it; "": nowhere
+	PayloadPort int    `msgpack:"payload_port"` // of one that listens, 0: any free one
 	Address     string `msgpack:"address"`      // tcp://HOST:PORT of the session to join, instead of one of this host
+	Machine     string `msgpack:"machine"`      // of the session to join: there its Socket is tried first
 	Token       []byte `msgpack:"token"`        // what clients of other hosts must know
 }
 
@@ -72,6 +75,7 @@ type Info struct {
 	Host    string `msgpack:"host"` // of the owner
 	Blob    []byte `msgpack:"config"`
 	Address string `msgpack:"address"` // where it listens for other hosts, or was reached
+	Machine string `msgpack:"machine"` // where the socket is; see internal/machine
 }
 
 // Session is this process's part in a session.
@@ -107,7 +111,13 @@ const (
 func Open(ctx context.Context, cfg *Config) (*Session, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(cfg.TimeoutMS)*time.Millisecond)
 	defer cancel()
+	machine.Use(cfg.HostID)
 	if cfg.Address != "" {
+		if cfg.Socket != "" && cfg.Machine == machine.ID() {
+			if s, _, err := join(ctx, cfg.Socket, cfg.Secret); err == nil {
+				return s, nil
+			}
+		}
 		return joinRemote(ctx, cfg)
 	}
 	if cfg.Socket != "" {
@@ -207,9 +217,10 @@ func join(ctx context.Context, socket string, secret []byte) (*Session, time.Dur
 	}
 	s.Info = Info{
 		Session: config.Session, PID: config.PID, Socket: socket, Secret: secret, Host: config.Host, Blob: config.Config,
+		Machine: machine.ID(),
 	}
 	direct := func(ctx context.Context) (client.Direct, error) { return local.DialDirect(ctx, socket, secret, id) }
-	s.Client = client.New(client.Options{Conn: conn, Pool: s.Pool, Direct: direct})
+	s.Client = client.New(client.Options{Conn: conn, Pool: s.Pool, Direct: direct, Machine: machine.ID()})
 	return s, 0, nil
 }
 
@@ -247,7 +258,8 @@ func own(cfg *Config, p paths, lock *os.File) (_ *Session, err error) {
 	s.server = controller.New(controller.Options{
 		Units: units, Sampler: picks, Python: s.Jobs, SamplerTime: samplerTime, Polling: cfg.Polling, PreAllocate: cfg.PreAllocate,
 		SampleLimit: cfg.SampleLimit, PutWait: time.Duration(cfg.PutWaitMS) * time.Millisecond, Config: cfg.Blob,
-		Version: cfg.Version, PID: os.Getpid(), Session: session, Host: host, Jobs: s.Jobs.Waiting,
+		Version: cfg.Version, PID: os.Getpid(), Session: session, Host: host, Machine: machine.ID(), Jobs: s.Jobs.Waiting,
+		Dial: dialUnit,
 	})
 	r := &rendezvous{
 		Format: rendezvousFormat, Protocol: wire.Version, Session: session, PID: os.Getpid(), Secret: secret,
@@ -269,9 +281,10 @@ func own(cfg *Config, p paths, lock *os.File) (_ *Session, err error) {
 	if s.conn, err = s.inside.Dial(client.NewID()); err != nil {
 		return nil, err
 	}
-	s.Client = client.New(client.Options{Conn: s.conn, Pool: s.Pool})
+	s.Client = client.New(client.Options{Conn: s.conn, Pool: s.Pool, Machine: machine.ID()})
 	s.Info = Info{
 		Owner: true, Session: r.Session, PID: r.PID, Socket: r.Socket, Secret: secret, Host: host, Blob: cfg.Blob, Address: s.Info.Address,
+		Machine: machine.ID(),
 	}
 	if lock == nil {
 		return s, nil

@@ -9,17 +9,20 @@ import (
 	"syscall"
 
 	"transferqueue/core/internal/bufpool"
+	"transferqueue/core/internal/machine"
 	"transferqueue/core/jobs"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/transport/local"
+	"transferqueue/core/transport/zmq"
 	"transferqueue/core/unit/remote"
+	"transferqueue/core/wire"
 )
 
 // maxUnitName bounds the name of a unit, which errors and listings repeat.
 const maxUnitName = 256
 
-// openUnit makes this process a storage unit, which a controller joins by socket and secret; see Info. It has no rendezvous
-// file, and no client.
+// openUnit makes this process a storage unit, which a controller joins by socket or address, and secret; see Info. It has no
+// rendezvous file, and no client.
 func openUnit(cfg *Config, p paths) (_ *Session, err error) {
 	if cfg.Name == "" || len(cfg.Name) > maxUnitName {
 		return nil, tqerr.New(tqerr.InvalidArgument, "unit name %q: want 1 to %d bytes", cfg.Name, maxUnitName)
@@ -46,10 +49,17 @@ func openUnit(cfg *Config, p paths) (_ *Session, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s.Info = Info{Owner: true, Session: session, PID: os.Getpid(), Secret: secret, Blob: cfg.Blob}
+	s.Info = Info{Owner: true, Session: session, PID: os.Getpid(), Secret: secret, Blob: cfg.Blob, Machine: machine.ID()}
 	s.Info.Socket = p.prefix + unitMark + strconv.Itoa(s.Info.PID) + "-" + session[:8] + ".sock"
-	s.socket, err = local.Listen(s.Info.Socket, secret, s.host)
-	return s, err
+	if s.socket, err = local.Listen(s.Info.Socket, secret, s.host); err != nil || cfg.Listen == "" {
+		return s, err
+	}
+	if s.remote, err = zmq.Listen(cfg.Listen, cfg.PayloadPort, wire.UnitToken(secret), s.host); err != nil {
+		return nil, err
+	}
+	s.host.ServeStreams(s.remote.Ticket)
+	s.Info.Address = s.remote.Address()
+	return s, nil
 }
 
 // unitMark begins the middle of the name of a unit's socket, the process id follows. No socket of a session has it, since a

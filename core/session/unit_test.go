@@ -18,7 +18,7 @@ import (
 
 // asUnit is the configuration of a unit beside a session.
 func asUnit(cfg *session.Config, name string) *session.Config {
-	return in(cfg, func(c *session.Config) { c.Mode, c.Name, c.Blob = "unit", name, nil })
+	return in(cfg, func(c *session.Config) { c.Mode, c.Name, c.Blob, c.Listen, c.PayloadPort = "unit", name, nil, "", 0 })
 }
 
 // join makes units in other processes known to a session.

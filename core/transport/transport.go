@@ -17,6 +17,8 @@ type Peer struct {
 	PID int    // 0 when not known
 	// Local is true when the client can map this server's segments.
 	Local bool
+	// Machine is where the client says that it is, when it is not Local; see internal/machine.
+	Machine string
 }
 
 // Handler is a server behind a transport.

@@ -55,7 +55,7 @@ func samples() []any {
 		&PutReply{Result: &PutResult{Indexes: Ints{9}, Generations: Ints{1}, Fields: Strings{"a"}, Tags: tag, Columns: []Column{varying}}},
 		&TxnRequest{Txn: 300},
 		&GetRequest{Partition: text, Keys: Strings{}, Fields: nil, Strict: true, Views: true, Inline: 70000},
-		&GetReply{Rows: 3, Lease: 7, Columns: []GetColumn{{Column: free, Runs: []Run{{Rows: 2, Unit: 1, Block: Block{Offset: 64, Size: 12}}}, Lease: 9}}},
+		&GetReply{Rows: 3, Lease: 7, Grants: []UnitGrant{{Unit: 4, ID: 5}}, Columns: []GetColumn{{Column: free, Runs: []Run{{Rows: 2, Unit: 1, Block: Block{Offset: 64, Size: 12}}}, Lease: 9}}},
 		&ReleaseRequest{Leases: Ints{1, 1 << 62}},
 		&ClearRequest{Partition: text, Samples: named, Fields: Strings{"x"}},
 		&PartitionRequest{Partition: text},
@@ -89,8 +89,10 @@ func samples() []any {
 			Partitions: []PartitionMetrics{{Name: text, Samples: 3, Produced: 1, Tasks: Strings{"t"}, Consumed: Ints{2}}},
 			Units:      []UnitMetrics{{Info: unit, Resident: 4096, Requests: []RequestMetrics{{Type: "GET_DATA", Arrived: 5}}}},
 			Queues:     QueueMetrics{Clients: 1, Waiters: 2, Watches: 3, Writes: 4, WaitingPuts: 5, Jobs: 6}, Bounds: Ints{1, 5}},
-		&JoinUnitsRequest{Units: []UnitAddress{{Name: "u", Socket: "/run/u.sock", Secret: []byte{1}, Host: "h"}}},
-		&UnitOpenRequest{Session: 1 << 63},
+		&JoinUnitsRequest{Units: []UnitAddress{{Name: "u", Socket: "/run/u.sock", Secret: []byte{1}, Host: "h", Address: "tcp://h:1", Machine: "m"}}},
+		&ReachUnitRequest{Unit: 2, Ticket: true},
+		&ReachUnitReply{Name: "u", Machine: "m", Socket: "/s", Secret: []byte{1}, Streams: "h:2", Ticket: []byte{3}},
+		&UnitOpenRequest{Session: 1 << 63, Resume: true},
 		&UnitStageRequest{Txn: 1, Partition: text, Columns: []Column{varying}, Filled: true},
 		&UnitCommitRequest{Txn: 1, Samples: *named},
 		&UnitReadRequest{Lease: 9, Partition: text, Fields: Strings{"a"}, Samples: *named, Apart: true, Inline: 1 << 16, Keep: true},
@@ -111,6 +113,7 @@ func samples() []any {
 			Columns: []UnitColumn{{Column: free, Runs: []UnitRun{{Rows: 2, Block: Block{Offset: 64, Size: 12}}}}, {Column: Column{Field: "none"}}},
 			Missing: &MissingCell{Field: "x", Index: 4, Generation: 7, Stale: true}, Writes: true,
 			Damaged: &DamagedCell{Field: "x", Index: 4, Generation: 7, Cause: "its checksum differs"},
+			Ticket:  &UnitTicket{Port: 1, Ticket: []byte{2}},
 			Opened:  &UnitOpened{Name: "u", Incarnation: 5, PID: 9, SampleLimit: 100}},
 	}
 }
@@ -131,7 +134,8 @@ func TestEveryMessageComesBackAsItWas(t *testing.T) {
 	}
 	// Messages inside messages are covered with them.
 	for _, inner := range []string{"Part", "Block", "PutResult", "GetColumn", "Run", "ListedPartition", "Event", "UnitInfo", "PartitionSummary", "Sharing", "PartRows",
-		"UnitAddress", "UnitStats", "UnitColumn", "UnitRun", "MissingCell", "DamagedCell", "UnitDisk", "UnitOpened", "UnitQuestion", "UnitStock", "LostCells"} {
+		"UnitAddress", "UnitStats", "UnitColumn", "UnitRun", "MissingCell", "DamagedCell", "UnitDisk", "UnitOpened", "UnitQuestion", "UnitStock", "LostCells",
+		"UnitTicket", "UnitGrant"} {
 		seen[inner] = true
 	}
 	for _, name := range declared(t) {

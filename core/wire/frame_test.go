@@ -175,8 +175,8 @@ func TestGoldenBytes(t *testing.T) {
 			put(),
 		},
 		"GetReply": {
-			"930291939d0200000204a474657874c000c0c0c0c4020102c4100300000000000000f401000000000000919302019303ce00" +
-				"100000cd01f70009",
+			"940291939d0200000204a474657874c000c0c0c0c4020102c4100300000000000000f401000000000000919302019303ce00" +
+				"100000cd01f70009c0",
 			func() ([]byte, error) { return Marshal(got()) },
 			func(b []byte) (any, error) { var m GetReply; err := Unmarshal(b, &m); return m, err },
 			got(),

@@ -71,10 +71,12 @@ const (
 	OpLost
 	OpUnitAdvise
 	OpUnitPiece
+	OpReachUnit
+	OpUnitTicket
 )
 
 // Request is what a client asks. Sequence names a request that changes or grants something (0: none; see Sequence): one that
-// arrives again with the same sequence returns the first outcome. Ack is reserved and 0.
+// arrives again with the same sequence returns the first outcome. Ack is 0 but between a controller and a unit, see units.go.
 type Request struct {
 	Op       Op
 	Sequence uint64
@@ -146,6 +148,7 @@ type PutReply struct {
 	Parts  []Part
 	Result *PutResult
 	Shared []PartRows // parts of which the blocks of some columns have other rows than the part
+	Grants []UnitGrant
 }
 
 // Part is the share of a write that one unit stores.
@@ -211,6 +214,14 @@ type GetReply struct {
 	Rows    int
 	Columns []GetColumn
 	Lease   uint64 // 0: the payload holds the bytes of all columns, one after another
+	Grants  []UnitGrant
+}
+
+// UnitGrant says under which number a unit on another host than the controller's lends what a write has staged or a read has
+// leased there. Of a read with Views every column has a number; they count up from this one.
+type UnitGrant struct {
+	Unit uint32
+	ID   uint64
 }
 
 // GetColumn is one column of a get.

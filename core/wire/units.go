@@ -1,9 +1,11 @@
 package wire
 
+import "encoding/hex"
+
 // The requests between a controller and a storage unit in a process of its own. A unit executes those of its controller
 // in the order in which they were sent, which their sequence counts from 1: a read that was sent behind a commit sees it.
 // OpUnitTransform, OpUnitPrepare and reads of cells on disk go on beside others after they have begun. The controller chooses the numbers of transactions and
-// leases, so it can end what it has not been told of.
+// leases, so it can end what it has not been told of; by these numbers clients name what they move over streams.
 
 // JoinUnitsRequest makes units part of the session. A unit that has joined already is left as it is.
 type JoinUnitsRequest struct {
@@ -16,6 +18,37 @@ type UnitAddress struct {
 	Socket string
 	Secret []byte
 	Host   string
+
+	Address string // tcp://HOST:PORT for controllers of other hosts, who show the Token of the secret; "": it serves its own host
+	Machine string // where the socket is; see internal/machine
+}
+
+// Token is the secret as connections between hosts show it.
+func (a *UnitAddress) Token() []byte { return UnitToken(a.Secret) }
+
+// UnitToken makes the token of a unit that listens for other hosts out of its secret.
+func UnitToken(secret []byte) []byte { return hex.AppendEncode(nil, secret) }
+
+// ReachUnitRequest asks a controller how to reach a unit that has granted something; with Ticket, for a payload stream too.
+type ReachUnitRequest struct {
+	Unit   uint32
+	Ticket bool
+}
+
+// ReachUnitReply says where a unit is. A client of the same machine tries its socket first.
+type ReachUnitReply struct {
+	Name    string
+	Machine string
+	Socket  string
+	Secret  []byte
+	Streams string // HOST:PORT, with a ticket
+	Ticket  []byte
+}
+
+// UnitTicket lets its bearer open one payload stream to a unit.
+type UnitTicket struct {
+	Port   int // on the unit's host
+	Ticket []byte
 }
 
 // UnitOpenRequest is the first request of a controller. A unit that holds cells of another session drops them, or when it is
@@ -23,6 +56,7 @@ type UnitAddress struct {
 type UnitOpenRequest struct {
 	Session uint64
 	Keep    bool
+	Resume  bool // the controller repeats requests after a lost connection; Request.Ack is one whose answer it has, 0: none
 }
 
 // UnitOpened tells a controller whom it has reached.
@@ -155,6 +189,7 @@ type UnitReply struct {
 
 	Question *UnitQuestion // of an OpUnitAdvise
 	Sum      uint32        // of an OpUnitPiece
+	Ticket   *UnitTicket
 }
 
 // UnitStats counts what a unit holds. A higher Count was taken later.

@@ -20,7 +20,9 @@ def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m transfer_queue", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     serve = commands.add_parser("serve", help="run controller and units until SIGTERM or Ctrl-C")
-    serve.add_argument("--units", type=int, help="number of storage units (default: of the configuration)")
+    serve.add_argument(
+        "--units", type=int, help="number of storage units (default: of the configuration; 0: others join)"
+    )
     serve.add_argument("--memory-limit-bytes", type=int, help="limit of each unit (default: none)")
     serve.add_argument("--namespace", help="name of the session (default: of the configuration)")
     serve.add_argument("--config", help="YAML file laid over the packaged configuration")
@@ -28,14 +30,28 @@ def _options() -> argparse.ArgumentParser:
     serve.add_argument(
         "--payload-port", type=int, help="port of their payload on the same host (default: any free one)"
     )
-    serve.add_argument("--join", metavar="NAME", help="run one storage unit of that name for the session of this host")
+    serve.add_argument(
+        "--join",
+        metavar="tcp://HOST:PORT|NAME",
+        help="add units of this host to the session there, or one unit of that name to the session of this host",
+    )
+    serve.add_argument(
+        "--name", help="with --join tcp://...: what the names of the units begin with (default: name of this host)"
+    )
     status = commands.add_parser("status", help="print partitions, units and bytes")
     status.add_argument("--namespace", help="name of the session (default: of the configuration)")
     status.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 
+_SIGNALS = {signal.SIGTERM, signal.SIGINT}
+
+
 def _conf(arguments: argparse.Namespace) -> Any:
+    return config.load(_given(arguments))
+
+
+def _given(arguments: argparse.Namespace) -> dict[str, Any]:
     given: dict[str, Any] = {}
     if getattr(arguments, "config", None):
         import yaml
@@ -56,19 +72,40 @@ def _conf(arguments: argparse.Namespace) -> Any:
         given["remote"] = {**(given.get("remote") or {}), "payload_port": arguments.payload_port}
     if arguments.namespace:
         given["namespace"] = arguments.namespace
-    return config.load(given)
+    return given
 
 
 def serve(arguments: argparse.Namespace) -> int:
-    """Own a session, or host a unit of one, until a signal ends it."""
+    """Own a session, or host units of another one, until a signal ends it."""
     if arguments.join is not None:
-        return _serve_unit(arguments)
-    session = _session.open_session(_conf(arguments), "own")
+        return _serve_units(arguments) if "://" in arguments.join else _serve_unit(arguments)
+    units_join = arguments.units == 0
+    if units_join:
+        arguments.units = None
+    session = _session.open_session(_conf(arguments), "own", units_join=units_join)
     at = f", at {session.info.to_addr('requests')}" if session.info.ports else ""
     print(f"serving session {session.id}, process {session.owner_pid}{at}", flush=True)
-    signals = {signal.SIGTERM, signal.SIGINT}
-    signal.sigwait(signals)
+    signal.sigwait(_SIGNALS)
     _session.close()
+    print("closed", flush=True)
+    return 0
+
+
+def _serve_units(arguments: argparse.Namespace) -> int:
+    from transfer_queue._joined import JoinedUnits
+
+    given = _given(arguments)
+    listen, port = (given.pop("remote", None) or {}).get("listen") or "", arguments.payload_port or 0
+    storage = (given.get("backend") or {}).get("SimpleStorage") or {}
+    conf = config.load(given)
+    count = int(storage.get("num_data_storage_units") or 1)
+    own = {name: value for name, value in storage.items() if name != "num_data_storage_units"}
+    units = JoinedUnits(arguments.join, count, arguments.name or "", conf, own, listen, port)
+    for host in units.hosts:
+        print(f"unit {host.address.id} at {host.address.to_addr('requests')}", flush=True)
+    print(f"serving {count} units of session {units.session}", flush=True)
+    units.keep(_SIGNALS)
+    units.close()
     print("closed", flush=True)
     return 0
 
@@ -78,7 +115,7 @@ def _serve_unit(arguments: argparse.Namespace) -> int:
         raise InvalidArgumentError("--join: a unit has no --units, --listen and --payload-port")
     unit = JoiningUnit(_conf(arguments), arguments.join, arguments.memory_limit_bytes)
     print(f"serving unit {arguments.join} of session {unit.session}, process {os.getpid()}", flush=True)
-    unit.run({signal.SIGTERM, signal.SIGINT})
+    unit.run(_SIGNALS)
     unit.close()
     print("closed", flush=True)
     return 0
@@ -163,7 +200,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run a command; returns the exit status."""
     arguments = _options().parse_args(argv)
     if arguments.command == "serve":
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         return {"serve": serve, "status": status}[arguments.command](arguments)
     except (TransferQueueError, ValueError, OSError) as error:

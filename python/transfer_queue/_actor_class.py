@@ -7,7 +7,7 @@ from typing import Any
 
 from transfer_queue.errors import InvalidStateError, WrongTypeError
 
-__all__ = ["ActorClass", "ray_module"]
+__all__ = ["ActorClass", "node_address", "ray_module"]
 
 
 def ray_module(op: str = "") -> Any:
@@ -20,6 +20,12 @@ def ray_module(op: str = "") -> Any:
         return importlib.import_module("ray")
     except ImportError as error:
         raise InvalidStateError("Ray is not installed here: pip install 'ray[default]'", op) from error
+
+
+def node_address() -> str:
+    """Any free port at the address of this node of the cluster, as ``tcp://HOST:0``."""
+    host = str(ray_module().util.get_node_ip_address())
+    return f"tcp://[{host}]:0" if ":" in host else f"tcp://{host}:0"
 
 
 class _Prepared:

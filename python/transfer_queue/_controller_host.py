@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from transfer_queue import _calls, _controller_requests, _metrics, _session, config
+from transfer_queue._actor_class import node_address
 from transfer_queue._calls import Call
 from transfer_queue.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError, UnimplementedError
 from transfer_queue.storage import managers
@@ -36,6 +37,7 @@ class ControllerHost:
         polling_mode: whether a fetch without enough samples returns an empty batch at once.
         conf: complete configuration, instead of the defaults with these two.
         environment: variables of the creator, for those that are not set here.
+        listen: whether other nodes of the cluster have to reach it, at the address of this one.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class ControllerHost:
         polling_mode: bool = False,
         conf: Any = None,
         environment: Mapping[str, str] | None = None,
+        listen: bool = False,
     ) -> None:
         self._stored: Any = None
         self._is_stored = asyncio.Event()
@@ -55,7 +58,7 @@ class ControllerHost:
             if conf is None:
                 given = {"polling_mode": polling_mode, **({} if sampler is None else {"sampler": sampler})}
                 conf = config.load({"controller": given})
-            self._session = _session.own_private(conf, units_join=True)
+            self._session = _session.own_private(conf, units_join=True, listen=node_address() if listen else "")
         except BaseException as error:
             self._failed = error  # an error of the constructor would reach nobody as what it is
 

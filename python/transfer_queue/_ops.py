@@ -57,3 +57,5 @@ class Op(IntEnum):
     LOST = 48
     UNIT_ADVISE = 49
     UNIT_PIECE = 50
+    REACH_UNIT = 51
+    UNIT_TICKET = 52

@@ -14,12 +14,11 @@ import contextlib
 import logging
 import os
 import select
-import socket
 import sys
 import time
 from typing import Any
 
-from transfer_queue import _ray_units, _session
+from transfer_queue import _ray_units, _remote, _session
 from transfer_queue._actor_class import ray_module
 from transfer_queue.errors import InvalidStateError, NotInitializedError, TransferQueueError, UnavailableError
 from transfer_queue.utils.zmq_utils import ZMQServerInfo
@@ -51,7 +50,7 @@ class Actors:
 
     def watch(self, info: ZMQServerInfo) -> None:
         """Remember the process of an actor, to see its end if it is one of this host."""
-        if info.ip == socket.gethostname():
+        if info.machine == _remote.machine():
             with contextlib.suppress(OSError):
                 self._processes.append(os.pidfd_open(info.pid))
 
@@ -253,14 +252,14 @@ def _created(conf: Any) -> Any:
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
     place = {"name": NAME, "namespace": NAMESPACE, "scheduling_strategy": here}
-    environment = {name: value for name, value in os.environ.items() if name.startswith("TQ_")}
     section = conf["controller"]
     try:
         return controller.TransferQueueController.options(**place).remote(
             sampler=section.get("sampler"),
             polling_mode=bool(section.get("polling_mode")),
             conf=conf,
-            environment=environment,
+            environment=_ray_units.environment(),
+            listen=_ray_units.several_nodes(),
         )
     except ValueError as error:
         if _named() is None and "already" not in str(error):

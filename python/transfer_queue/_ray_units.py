@@ -5,15 +5,26 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from transfer_queue._actor_class import ray_module
 from transfer_queue.storage.bootstrap import StorageBootstrapProvider
 from transfer_queue.utils.common import get_node_round_robin_scheduling_strategies
 
-__all__ = ["actor_name", "start"]
+__all__ = ["actor_name", "environment", "several_nodes", "start"]
 
 
 def actor_name(rank: int) -> str:
     """Name of the actor of a unit, in the Ray namespace of who calls ``init``."""
     return f"TransferQueueStorageUnit#{rank}"
+
+
+def environment() -> dict[str, str]:
+    """Variables of this process that its actors get, but for what is of its host alone."""
+    return {name: value for name, value in os.environ.items() if name.startswith("TQ_") and name != "TQ_HOST_ID"}
+
+
+def several_nodes() -> bool:
+    """Whether the cluster has several nodes, so that parts of a session may have to be reached over TCP."""
+    return sum(bool(node["Alive"]) for node in ray_module().nodes()) > 1
 
 
 @StorageBootstrapProvider.register_provider("SimpleStorage")
@@ -35,10 +46,10 @@ def start(conf: Any) -> dict[str, Any]:
     offload = section.get("ssd_offload") or {}
     durable = offload.get("enabled") and (offload.get("durability") or "none") != "none"
     restarts = {"max_restarts": -1} if durable else {}
-    environment = {name: value for name, value in os.environ.items() if name.startswith("TQ_")}
+    listen = several_nodes()
     return {
         f"unit-{rank}": simple_storage.SimpleStorageUnit.options(
             name=actor_name(rank), scheduling_strategy=place, **restarts
-        ).remote(plain, name=f"unit-{rank}", environment=environment)
+        ).remote(plain, name=f"unit-{rank}", environment=environment(), listen=listen)
         for rank, place in enumerate(places)
     }

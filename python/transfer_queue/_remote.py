@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 from pathlib import Path
 from typing import Any
 
-from transfer_queue.errors import InvalidArgumentError, InvalidStateError
+from transfer_queue.errors import InvalidArgumentError, InvalidStateError, UnavailableError
 
 _TOKEN_BYTES = 32
 _LONGEST = 4096  # of a token file
+_LONGEST_ID = 128  # of a host
 
 
 def address() -> str:
@@ -69,20 +71,57 @@ def own_token(namespace: str) -> bytes:
         return given.encode()
     path = token_file(namespace)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fresh = secrets.token_hex(_TOKEN_BYTES)
+    fresh = new_token()
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         return _private(path)
     with open(descriptor, "w") as file:
-        file.write(fresh + "\n")
-    return fresh.encode()
+        file.write(fresh.decode() + "\n")
+    return fresh
+
+
+def new_token() -> bytes:
+    """A random token."""
+    return secrets.token_hex(_TOKEN_BYTES).encode()
+
+
+def machine() -> str:
+    """Where this process is, as the core compares it; see ``TQ_HOST_ID`` in docs/environment.md."""
+    given = os.environ.get("TQ_HOST_ID", "")[:_LONGEST_ID]
+    if given:
+        return given
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()[:_LONGEST_ID]
 
 
 def _private(path: Path) -> bytes:
     if path.stat().st_mode & 0o077:
         raise InvalidStateError(f"token file {path} can be read by others, want mode 600", "init")
     return _read(path)
+
+
+def facing(other: str) -> str:
+    """The address of this host as the host of ``tcp://HOST:PORT`` sees it.
+
+    Raises:
+        InvalidArgumentError: the address makes no sense (a ValueError).
+        UnavailableError: the name does not resolve, or there is no way there (a ConnectionError).
+    """
+    host, _, port = other.removeprefix("tcp://").rpartition(":")
+    if not other.startswith("tcp://") or not port.isdigit():
+        raise InvalidArgumentError(f"address {other!r}: want tcp://HOST:PORT", "join")
+    try:
+        family, kind, _, _, at = socket.getaddrinfo(host.strip("[]") or "127.0.0.1", int(port), type=socket.SOCK_DGRAM)[
+            0
+        ]
+        with socket.socket(family, kind) as probe:
+            probe.connect(at)  # sends nothing
+            return str(probe.getsockname()[0])
+    except (OSError, OverflowError) as error:
+        raise UnavailableError(f"address {other!r}: {error}", "join") from error
 
 
 def listening(conf: Any) -> dict[str, Any]:

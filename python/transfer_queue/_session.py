@@ -57,6 +57,7 @@ class Session:
         self.workers: Workers | None = None
         self.page: _metrics.Page | None = None
         self.info = _info(Role.CONTROLLER, "TransferQueueController", described)
+        self.info.token = options.get("token", b"") if self.info.ports else b""
         try:
             self.config: Any = _with_addresses(_unpickled(described["config"]), self.info, described)
             client = self.config.get("client") or {}
@@ -92,6 +93,7 @@ def _info(role: Role, name: str, described: Mapping[str, Any]) -> ZMQServerInfo:
         secret=described["secret"] or b"",
         session=described["session"],
         pid=described["pid"],
+        machine=described["machine"],
     )
 
 
@@ -112,7 +114,7 @@ def _opened(options: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     The core may wait for another process; the wait is on a thread so that Ctrl-C ends it at once. The core is told
     then, and a session that has opened meanwhile is ended again.
     """
-    options = {**options, "key": next(_keys)}
+    options = {**options, "key": next(_keys), "host_id": _remote.machine()}
     outcome: list[tuple[int, dict[str, Any]] | BaseException] = []
     unwanted = False
 
@@ -263,8 +265,15 @@ def _refuse_what_is_missing(conf: Any) -> None:
         raise UnimplementedError(f"not supported by this release: backend.storage_backend: {backend}", "init")
 
 
-def open_session(conf: Any, mode: str | None = None, folder: str | None = None) -> Session:
-    """Join the running session of this host, or start one; the session of this process when it has one."""
+def open_session(conf: Any, mode: str | None = None, folder: str | None = None, units_join: bool = False) -> Session:
+    """Join the running session of this host, or start one; the session of this process when it has one.
+
+    Args:
+        conf: complete configuration.
+        mode: of the core, by default that of the configured runtime.
+        folder: runtime directory, by default that of the environment.
+        units_join: when it starts one, no unit runs in this process.
+    """
     global _current
     with _lock:
         if has_session():
@@ -275,6 +284,8 @@ def open_session(conf: Any, mode: str | None = None, folder: str | None = None) 
             return _open_with_ray(conf, mode)
         options = _options(conf, mode)
         options["config"] = packed_config(_unplaced(conf))
+        if units_join:
+            options["units"] = -1
         if _remote.address() and options["mode"] != "own":
             options.update(mode="attach", address=_remote.address(), token=_remote.token(options["namespace"]))
         if folder is None:
@@ -286,17 +297,20 @@ def open_session(conf: Any, mode: str | None = None, folder: str | None = None) 
         return _current
 
 
-def own_private(conf: Any, units_join: bool = False) -> Session:
+def own_private(conf: Any, units_join: bool = False, listen: str = "") -> Session:
     """Start a session that others join only by its address, beside the session of this process.
 
     Args:
         conf: its configuration.
         units_join: no unit runs in this process; they run in others and join.
+        listen: ``tcp://HOST:PORT`` where other hosts reach it, with a token of its own; the configuration comes first.
     """
     _refuse_what_is_missing(conf)
     options = {**_options(conf, "own"), "unpublished": True, "config": packed_config(_unplaced(conf))}
     if units_join:
         options["units"] = -1
+    if listen and "listen" not in options:
+        options.update(listen=listen, token=_remote.new_token())
     session = Session(options)
     with _lock:
         _others[session.id] = session
@@ -350,7 +364,15 @@ def enter(info: ZMQServerInfo, timeout: float | None = None) -> Session:
 
 def _joined(info: ZMQServerInfo, timeout: float | None, op: str) -> Session:
     limit_s = max(timeout, _LEAST_ATTACH_S) if isinstance(timeout, int | float) else _JOIN_S
-    options = {"mode": "attach", "socket": info.socket, "secret": info.secret, "timeout_ms": int(1000 * limit_s)}
+    options = {
+        "mode": "attach",
+        "socket": info.socket,
+        "secret": info.secret,
+        "machine": info.machine,
+        "timeout_ms": int(1000 * limit_s),
+    }
+    if info.token:
+        options.update(address=info.to_addr("requests"), token=info.token)
     try:
         return Session(options)
     except TransferQueueError as error:

@@ -1,4 +1,4 @@
-"""A storage unit in this process, for a controller in another process of this host."""
+"""A storage unit in this process, for a controller in another process, of this host or another one."""
 
 from __future__ import annotations
 
@@ -30,10 +30,13 @@ class UnitHost:
         namespace: of the session that it is for.
         storage: section ``backend.SimpleStorage``, for its disk; None for memory alone. A durable disk has what an
             earlier unit of this name and namespace has left there.
+        listen: ``tcp://HOST:PORT`` where other hosts reach it, empty for none. The host is told to them as it is here.
+        payload_port: port of payload on the same host, 0 for any free one.
 
     Raises:
-        InvalidArgumentError: the name is empty or too long, or a limit is negative.
-        AlreadyExistsError: another process uses the folder of a durable unit, or it holds something else.
+        InvalidArgumentError: the name is empty or too long, a limit is negative, or an address makes no sense.
+        AlreadyExistsError: a port is taken, another process uses the folder of a durable unit, or it holds something
+            else.
         CorruptionError: what a durable unit has left is not as it was written. Nothing is removed.
 
     Example:
@@ -51,6 +54,8 @@ class UnitHost:
         sample_limit: int = 0,
         namespace: str = "default",
         storage: Mapping[str, Any] | None = None,
+        listen: str = "",
+        payload_port: int = 0,
     ) -> None:
         options = {
             "mode": "unit",
@@ -61,18 +66,23 @@ class UnitHost:
             "disk": _session.disk_options(storage or {}),
             "total_storage_size": sample_limit,
             "version": _session.version(),
+            "listen": listen,
+            "payload_port": payload_port,
         }
         self._handle, described = _session._opened(options)
         self._pid = os.getpid()
         self._workers: Workers | None = None
         #: Where a controller reaches it. Whoever has it may join.
+        host, _, port = described["address"].removeprefix("tcp://").rpartition(":")
         self.address = ZMQServerInfo(
             Role.STORAGE,
             name,
-            ip=socket.gethostname(),
+            ip=host.strip("[]") or socket.gethostname(),
+            ports={"requests": int(port)} if port else None,
             socket=described["socket"],
             secret=described["secret"],
             pid=described["pid"],
+            machine=described["machine"],
         )
         atexit.register(self._at_exit)
         try:

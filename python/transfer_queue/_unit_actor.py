@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from transfer_queue._actor_class import ray_module
+from transfer_queue._actor_class import node_address, ray_module
 from transfer_queue._unit import UnitHost, limits
 from transfer_queue.errors import TransferQueueError, UnavailableError
 from transfer_queue.utils.zmq_utils import ZMQServerInfo
@@ -36,6 +36,7 @@ class UnitActor:
         storage_unit_size: most samples it takes, None for no limit.
         name: its name in the session, by default a new one.
         environment: variables of the creator, for those that are not set here.
+        listen: whether other nodes of the cluster have to reach it, at the address of this one.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class UnitActor:
         storage_unit_size: int | None = None,
         name: str | None = None,
         environment: Mapping[str, str] | None = None,
+        listen: bool = False,
     ) -> None:
         self._host: UnitHost | None = None
         self._failed: BaseException | None = None
@@ -54,7 +56,9 @@ class UnitActor:
                 config, storage_unit_size = None, config
             memory, samples = limits(config, storage_unit_size)
             storage = None if isinstance(config, bool) else config
-            self._host = UnitHost(name or f"TQ_STORAGE_UNIT_{uuid.uuid4().hex[:8]}", memory, samples, storage=storage)
+            name = name or f"TQ_STORAGE_UNIT_{uuid.uuid4().hex[:8]}"
+            at = node_address() if listen else ""
+            self._host = UnitHost(name, memory, samples, storage=storage, listen=at)
             if _started_again():
                 threading.Thread(target=self._join_again, name="tq-join", daemon=True).start()
         except BaseException as error:

@@ -148,6 +148,11 @@ func (p *Pool) Receive(ctx context.Context, grant transport.Grant, pieces [][]by
 	return p.move(ctx, kindRead, grant, 0, pieces)
 }
 
+// ReceiveFrom is Receive from an offset of the granted bytes on.
+func (p *Pool) ReceiveFrom(ctx context.Context, grant transport.Grant, offset int64, pieces [][]byte) error {
+	return p.move(ctx, kindRead, grant, uint64(offset), pieces)
+}
+
 // move splits a transfer over streams. The first failure ends the others.
 func (p *Pool) move(ctx context.Context, kind uint8, grant transport.Grant, offset uint64, pieces [][]byte) error {
 	total := totalOf(pieces)

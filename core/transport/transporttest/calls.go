@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"transferqueue/core/guard"
+	"transferqueue/core/internal/machine"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/transport"
 	"transferqueue/core/wire"
@@ -52,7 +53,7 @@ func testRequestArrives(t *testing.T, f *fixture) {
 	require.Equal(t, &wire.Reply{Payload: []byte("out")}, reply)
 	s := <-got
 	if f.net.Remote {
-		require.Equal(t, transport.Peer{ID: 77}, s.peer)
+		require.Equal(t, transport.Peer{ID: 77, Machine: machine.ID()}, s.peer)
 	} else {
 		require.Equal(t, transport.Peer{ID: 77, PID: os.Getpid(), Local: true}, s.peer)
 	}

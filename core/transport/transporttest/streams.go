@@ -48,7 +48,7 @@ func testStreams(t *testing.T, f *fixture) {
 		memory := make([]byte, size)
 		var lent, ended atomic.Int32
 		f.lend = func(peer transport.Peer, grant transport.Grant) ([][]byte, func(), error) {
-			if peer != (transport.Peer{ID: 1}) || grant.ID != 1<<63+7 {
+			if peer.ID != 1 || peer.Local || grant.ID != 1<<63+7 {
 				return nil, nil, tqerr.New(tqerr.NotFound, "peer %d has no grant %d", peer.ID, grant.ID)
 			}
 			lent.Add(1)

@@ -18,6 +18,7 @@ import (
 	"github.com/pebbe/zmq4"
 
 	"transferqueue/core/guard"
+	"transferqueue/core/internal/machine"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/transport"
 	"transferqueue/core/transport/internal/failure"
@@ -208,7 +209,7 @@ func (c *Conn) event(parts [][]byte) {
 
 // greet says hello and opens the lifeline.
 func (c *Conn) greet(ctx context.Context, life uint64) error {
-	hello := wire.Hello(c.peerID, nil)
+	hello := wire.Hello(c.peerID, []byte(machine.ID()))
 	hello.Sequence = life
 	if err := c.link.send(hello, false); err != nil {
 		return c.cause()
@@ -533,6 +534,11 @@ func (c *Conn) Send(ctx context.Context, grant transport.Grant, offset int64, pi
 // Receive implements transport.Streamer.
 func (c *Conn) Receive(ctx context.Context, grant transport.Grant, pieces [][]byte) error {
 	return c.moved(ctx, c.streams.Receive(ctx, grant, pieces))
+}
+
+// ReceiveFrom is Receive from an offset of the granted bytes on.
+func (c *Conn) ReceiveFrom(ctx context.Context, grant transport.Grant, offset int64, pieces [][]byte) error {
+	return c.moved(ctx, c.streams.ReceiveFrom(ctx, grant, offset, pieces))
 }
 
 // moved words the end of a transfer.

@@ -7,6 +7,7 @@ import (
 
 	"transferqueue/core/tqerr"
 	"transferqueue/core/transport"
+	"transferqueue/core/wire"
 )
 
 var errDisabled = tqerr.New(tqerr.Unimplemented, "this library was built without libzmq, which connections between hosts need")
@@ -20,6 +21,9 @@ func Listen(string, int, []byte, transport.Handler) (*Server, error) { return ni
 // Address is where the server listens.
 func (*Server) Address() string { return "" }
 
+// Ticket is none.
+func (*Server) Ticket(transport.Lender) (port int, ticket []byte) { return 0, nil }
+
 // Close does nothing.
 func (*Server) Close() error { return nil }
 
@@ -31,6 +35,12 @@ func Dial(context.Context, string, []byte, uint64, uint64) (*Conn, error) { retu
 
 // Conn is a connection, which this build cannot make.
 type Conn struct{ transport.Streamer }
+
+// Post gives Unimplemented.
+func (*Conn) Post(_ *wire.Request, done func(*wire.Reply, error)) { done(nil, errDisabled) }
+
+// ReceiveFrom gives Unimplemented.
+func (*Conn) ReceiveFrom(context.Context, transport.Grant, int64, [][]byte) error { return errDisabled }
 
 // Life is 0.
 func (*Conn) Life() uint64 { return 0 }

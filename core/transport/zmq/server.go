@@ -180,7 +180,7 @@ func (s *Server) welcome(to string, hello *wire.Frame) {
 	answer := &wire.Frame{Type: wire.FrameWelcome, ID: s.session, Sequence: wire.Version}
 	err := wire.CheckVersion(uint64(hello.Op))
 	if err == nil {
-		c := newConn(s, l, hello.ID, hello.Sequence)
+		c := newConn(s, l, transport.Peer{ID: hello.ID, Machine: string(hello.Body)}, hello.Sequence)
 		s.mu.Lock()
 		if !s.mu.closed {
 			s.mu.conns[to] = c
@@ -279,8 +279,8 @@ type conn struct {
 	}
 }
 
-func newConn(s *Server, l *link, peer, wanted uint64) *conn {
-	c := &conn{server: s, link: l, peer: transport.Peer{ID: peer}, wanted: wanted}
+func newConn(s *Server, l *link, peer transport.Peer, wanted uint64) *conn {
+	c := &conn{server: s, link: l, peer: peer, wanted: wanted}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.mu.calls, c.mu.streams = map[uint64]context.CancelFunc{}, map[net.Conn]struct{}{}
 	return c
@@ -416,6 +416,14 @@ func (c *conn) stream(conn net.Conn) {
 	c.mu.Lock()
 	delete(c.mu.streams, conn)
 	c.mu.Unlock()
+}
+
+// Ticket makes a ticket of a payload stream for somebody who has no connection to this server. The stream moves what lender
+// lends; it lives until either side or the server ends it.
+func (s *Server) Ticket(lender transport.Lender) (port int, ticket []byte) {
+	return s.streams.Port(), s.streams.Ticket(func(conn net.Conn) {
+		stream.Serve(conn, transport.Peer{}, lender, stream.Limits{Greeting: s.limits.greeting, Stall: s.limits.stall})
+	}, func() {})
 }
 
 func requestOf(f *wire.Frame) *wire.Request {

@@ -67,8 +67,8 @@ func (l *life) advise(r *request) (*wire.UnitReply, error) {
 		return nil, err
 	}
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	if l.mu.ended {
+		l.mu.Unlock()
 		return nil, errGone
 	}
 	a := &l.mu.advice
@@ -78,6 +78,7 @@ func (l *life) advise(r *request) (*wire.UnitReply, error) {
 	}
 	before := a.standing
 	a.standing = r
+	l.mu.Unlock()
 	if before != nil { // of a controller that has asked twice
 		l.answer(before, nil, errGone)
 	}
@@ -107,7 +108,7 @@ func (l *life) ask(partition string, samples []schema.Sample, uses []store.Use) 
 			uses[i] = min(store.Use(said[i]), store.Wanted)
 		}
 	case <-timer.C:
-	case <-l.gone:
+	case <-l.ctx.Done():
 	}
 }
 

@@ -20,6 +20,7 @@ type staged struct {
 	writes bool // it has to be prepared
 	ended  atomic.Bool
 	commit *answer // to the commit
+	cells  Cells   // that it writes, when it is committed
 }
 
 // Blocks implements store.Staged. The result of a transformation has none.
@@ -28,7 +29,8 @@ func (s *staged) Blocks() []store.Block { return s.blocks }
 // Commit implements store.Staged.
 func (s *staged) Commit(samples []schema.Sample) {
 	if !s.ended.Swap(true) {
-		s.commit = s.u.mustPost(wire.OpUnitCommit, &wire.UnitCommitRequest{Txn: s.number, Samples: wireSamples(samples)})
+		s.cells.Samples = samples
+		s.commit = s.u.mustPost(s, wire.OpUnitCommit, &wire.UnitCommitRequest{Txn: s.number, Samples: wireSamples(samples)})
 	}
 }
 
@@ -80,7 +82,7 @@ func (u *Unit) StageOnDisk(ctx context.Context, partition string, columns []sche
 }
 
 func (u *Unit) stage(ctx context.Context, columns []schema.Column, req *wire.UnitStageRequest, payload []byte) (store.Staged, error) {
-	s := &staged{u: u, number: u.numbers.Add(1)}
+	s := &staged{u: u, number: u.numbers.Add(1), cells: cellsOf(req.Partition, columns)}
 	req.Txn, req.Columns = s.number, wireColumns(columns)
 	a := u.post(wire.OpUnitStage, req, payload)
 	if err := a.wait(ctx); err != nil {
@@ -299,6 +301,10 @@ func (u *Unit) transform(ctx context.Context, operands []unit.Operand, at store.
 	}
 	if err := damagedIn(req.Partition, &a.reply); err != nil {
 		return nil, err
+	}
+	result.cells.Partition = req.Partition
+	for i := range req.Columns {
+		result.cells.Fields = append(result.cells.Fields, req.Columns[i].Field)
 	}
 	out := &unit.Transformed{Staged: result}
 	for i := range a.reply.Columns {

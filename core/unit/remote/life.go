@@ -1,11 +1,13 @@
 package remote
 
 import (
+	"context"
 	"sync"
 
 	"transferqueue/core/schema"
 	"transferqueue/core/store"
 	"transferqueue/core/tqerr"
+	"transferqueue/core/transport"
 	"transferqueue/core/unit"
 	"transferqueue/core/wire"
 )
@@ -17,16 +19,21 @@ type life struct {
 	session uint64
 	last    uint64 // number of the latest request; guarded by Server.mu
 	freed   *unit.Freed
-	gone    chan struct{}  // closed when the controller is
-	running sync.WaitGroup // transformations, and what reads and writes the disk
+	running sync.WaitGroup  // transformations, and what reads and writes the disk
+	ctx     context.Context // ends when the controller is gone
+	cancel  context.CancelFunc
+	resumes bool            // the controller repeats requests on another connection
+	tickets Tickets         // nil: the unit does not listen for other hosts
+	lent    transport.Loans // streams that read leases
 	mu      struct {
 		sync.Mutex
-		txns   map[uint64]*txn
-		leases map[uint64]store.Lease
-		stock  []schema.Stock // of the last inventory
-		count  uint64         // of stats that were taken
-		advice advice
-		ended  bool
+		txns     map[uint64]*txn
+		leases   map[uint64]*held
+		outcomes map[uint64]*outcome // of requests, when the controller resumes
+		stock    []schema.Stock      // of the last inventory
+		count    uint64              // of stats that were taken
+		advice   advice
+		ended    bool
 	}
 }
 
@@ -37,11 +44,15 @@ type txn struct {
 	cancel  func() // of the computation; nil: none
 	users   int    // computations that make it or read it; its memory stays until they have ended
 	aborted bool
+	filled  bool            // its bytes do not change any more
+	shed    bool            // those that are on disk are not in memory any more
+	loans   transport.Loans // of streams; called back by who takes it out of the table or begins to use it
 }
 
 func newLife(u *unit.Unit, freed *unit.Freed, peer, session uint64) *life {
-	l := &life{unit: u, freed: freed, peer: peer, session: session, last: 1, gone: make(chan struct{})}
-	l.mu.txns, l.mu.leases = map[uint64]*txn{}, map[uint64]store.Lease{}
+	l := &life{unit: u, freed: freed, peer: peer, session: session, last: 1}
+	l.ctx, l.cancel = context.WithCancel(context.Background())
+	l.mu.txns, l.mu.leases, l.mu.outcomes = map[uint64]*txn{}, map[uint64]*held{}, map[uint64]*outcome{}
 	return l
 }
 
@@ -50,24 +61,22 @@ var errGone = tqerr.New(tqerr.Cancelled, "the controller is gone")
 // end drops what is staged and leased. The contexts of all requests have ended.
 func (l *life) end() {
 	l.mu.Lock()
-	if l.mu.ended {
-		l.mu.Unlock()
-		return
-	}
 	l.mu.ended = true
 	asking := l.mu.advice.standing
 	l.mu.advice.standing = nil
 	l.mu.Unlock()
-	close(l.gone)
+	l.cancel()
 	if asking != nil {
 		asking.fail(errGone)
 	}
 	l.running.Wait()
+	l.lent.Recall()
 	l.mu.Lock()
 	txns, leases := l.mu.txns, l.mu.leases
 	l.mu.txns, l.mu.leases = nil, nil
 	l.mu.Unlock()
 	for _, t := range txns {
+		t.loans.Recall()
 		if t.staged != nil {
 			t.staged.Abort()
 		}
@@ -206,6 +215,7 @@ func (l *life) commit(r *request) (*wire.UnitReply, error) {
 	if rows != len(samples) {
 		return nil, tqerr.New(tqerr.InvalidArgument, "write %d has %d rows, not %d", req.Txn, rows, len(samples))
 	}
+	t.loans.Recall()
 	t.staged.Commit(samples)
 	return l.secured(r)
 }
@@ -241,6 +251,7 @@ func (l *life) abort(r *request) (*wire.UnitReply, error) {
 			t.cancel()
 		}
 	case t.staged != nil:
+		t.loans.Recall()
 		t.staged.Abort()
 	}
 	return nil, nil

@@ -10,9 +10,10 @@ import (
 	"transferqueue/core/wire"
 )
 
-// held is a lease that may be released while its bytes are read from disk and sent.
+// held is a lease that may be released while its bytes are read from disk or sent.
 type held struct {
 	store.Lease
+	later   bool       // what lies on disk stays there
 	reading sync.Mutex // held over a Piece
 	mu      struct {
 		sync.Mutex
@@ -25,14 +26,14 @@ type held struct {
 func (h *held) Release() {
 	h.mu.Lock()
 	h.mu.over = true
-	users := h.mu.users
+	idle := h.mu.users == 0
 	h.mu.Unlock()
-	if users == 0 {
+	if idle {
 		h.Lease.Release()
 	}
 }
 
-// use keeps what is leased until leave.
+// use keeps what is leased until leave. Called when it is not released yet.
 func (h *held) use() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -129,7 +130,7 @@ func (l *life) piece(r *request) (*wire.UnitReply, error) {
 		return nil, tqerr.New(tqerr.InvalidArgument, "a piece of %d bytes, want 0 to %d", req.Size, maxPiece)
 	}
 	l.mu.Lock()
-	h, _ := l.mu.leases[req.Lease].(*held)
+	h := l.mu.leases[req.Lease]
 	if h != nil {
 		h.use()
 	}
@@ -209,6 +210,7 @@ func (l *life) prepare(r *request) (*wire.UnitReply, error) {
 	if ready {
 		t.users++
 		t.cancel = cancel
+		t.filled, t.shed = true, req.Shed
 		l.running.Add(1)
 	}
 	l.mu.Unlock()
@@ -216,6 +218,7 @@ func (l *life) prepare(r *request) (*wire.UnitReply, error) {
 		cancel()
 		return nil, tqerr.New(tqerr.NotFound, "write %d is not staged", req.Txn)
 	}
+	t.loans.Recall()
 	return l.later(r, func() (*wire.UnitReply, error) {
 		defer l.leave(t)
 		defer cancel()
@@ -246,7 +249,7 @@ func (l *life) lease(req *wire.UnitReadRequest) ([]*held, error) {
 			releaseAll(leases)
 			return nil, err
 		}
-		leases = append(leases, &held{Lease: lease})
+		leases = append(leases, &held{Lease: lease, later: req.Later})
 	}
 	return leases, nil
 }

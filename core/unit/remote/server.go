@@ -59,6 +59,7 @@ type Server struct {
 		freed   *unit.Freed // memory of unit
 		session uint64      // whose cells the unit holds; 0: nobody's
 		life    *life       // nil while no controller is connected
+		tickets Tickets
 		closed  bool
 	}
 }
@@ -118,6 +119,7 @@ var handlers = map[wire.Op]handler{
 	wire.OpUnitDiscard:   (*life).discard,
 	wire.OpUnitAdvise:    (*life).advise,
 	wire.OpUnitPiece:     (*life).piece,
+	wire.OpUnitTicket:    (*life).ticket,
 }
 
 // request is one request on its way to its answer.
@@ -133,9 +135,16 @@ func (r *request) decode(v any) error { return wire.Unmarshal(r.Body, v) }
 // Serve implements transport.Handler.
 func (s *Server) Serve(ctx context.Context, peer transport.Peer, req *wire.Request, reply func(*wire.Reply)) {
 	r := &request{Request: req, ctx: ctx, reply: reply}
-	l, err := s.lifeFor(peer, r)
+	if req.Op == wire.OpUnitOpen {
+		s.supersede(peer, r)
+	}
+	l, again, err := s.lifeFor(peer, r)
 	if err != nil {
 		r.fail(err)
+		return
+	}
+	if again {
+		l.repeat(r)
 		return
 	}
 	if req.Op == wire.OpUnitOpen {
@@ -157,25 +166,59 @@ func (s *Server) Serve(ctx context.Context, peer transport.Peer, req *wire.Reque
 // fail answers with an error. The controller says during which operation of a user it happened.
 func (r *request) fail(err error) { r.reply(wire.ErrorReply(err)) }
 
-// lifeFor returns the life to which a request of the stream belongs. OpUnitOpen begins one.
-func (s *Server) lifeFor(peer transport.Peer, r *request) (*life, error) {
+// lifeFor returns the life to which a request of the stream belongs, and whether it was here before. OpUnitOpen begins one.
+func (s *Server) lifeFor(peer transport.Peer, r *request) (l *life, again bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l := s.mu.life
+	l = s.mu.life
 	switch {
 	case s.mu.closed:
-		return nil, tqerr.New(tqerr.Unavailable, "unit %q is closing", s.opts.Name)
+		return nil, false, tqerr.New(tqerr.Unavailable, "unit %q is closing", s.opts.Name)
 	case r.ctx.Err() != nil:
-		return nil, tqerr.New(tqerr.Cancelled, "the controller is gone")
+		return nil, false, errGone
+	case l != nil && l.resumes && l.peer == peer.ID && r.Sequence > 0 && r.Sequence <= l.last:
+		return l, true, nil
 	case r.Op == wire.OpUnitOpen:
-		return s.openLocked(peer, r)
+		if l, err = s.openLocked(peer, r); err == nil && l.resumes {
+			l.remember(r)
+		}
+		return l, false, err
 	case l == nil || l.peer != peer.ID:
-		return nil, tqerr.New(tqerr.InvalidState, "unit %q was not opened by this controller", s.opts.Name)
+		return nil, false, tqerr.New(tqerr.InvalidState, "unit %q was not opened by this controller", s.opts.Name)
 	case r.Sequence != l.last+1:
-		return nil, tqerr.New(tqerr.Corruption, "unit %q: request %d came where %d was due", s.opts.Name, r.Sequence, l.last+1)
+		return nil, false, tqerr.New(tqerr.Corruption, "unit %q: request %d came where %d was due", s.opts.Name, r.Sequence, l.last+1)
 	}
 	l.last++
-	return l, nil
+	if l.resumes {
+		l.remember(r)
+	}
+	return l, false, nil
+}
+
+// supersede ends the life of a controller that opens the unit once more as another peer: it has given the first one up.
+func (s *Server) supersede(peer transport.Peer, r *request) {
+	var open wire.UnitOpenRequest
+	if r.decode(&open) != nil {
+		return
+	}
+	s.mu.Lock()
+	l := s.mu.life
+	s.mu.Unlock()
+	if l == nil || !l.resumes || l.peer == peer.ID || l.session != open.Session {
+		return
+	}
+	l.end()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.goneLocked(l)
+}
+
+// goneLocked forgets a life that has ended.
+func (s *Server) goneLocked(l *life) {
+	if s.mu.life == l {
+		s.mu.life = nil
+		s.current.Store(nil)
+	}
 }
 
 func (s *Server) openLocked(peer transport.Peer, r *request) (*life, error) {
@@ -202,9 +245,11 @@ func (s *Server) openLocked(peer transport.Peer, r *request) (*life, error) {
 		}
 	}
 	s.mu.session = open.Session
-	s.mu.life = newLife(s.mu.unit, s.mu.freed, peer.ID, open.Session)
-	s.current.Store(s.mu.life)
-	return s.mu.life, nil
+	l := newLife(s.mu.unit, s.mu.freed, peer.ID, open.Session)
+	l.resumes, l.tickets = open.Resume, s.mu.tickets
+	s.mu.life = l
+	s.current.Store(l)
+	return l, nil
 }
 
 // SessionName is how the number of a session is written down.
@@ -222,8 +267,7 @@ func (s *Server) Gone(peer transport.Peer) {
 	l.end()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.mu.life = nil
-	s.current.Store(nil)
+	s.goneLocked(l)
 }
 
 // Segment implements transport.Handler. A server has one unit, whatever its number with the controller is.

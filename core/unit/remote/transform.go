@@ -85,12 +85,14 @@ func (l *life) operands(req *wire.UnitTransformRequest, payload []byte) ([]unit.
 		return out, nil, nil
 	}
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	t := l.mu.txns[req.Operand]
 	if t == nil || t.staged == nil || len(t.columns) != len(columns) {
+		l.mu.Unlock()
 		return nil, nil, tqerr.New(tqerr.NotFound, "write %d is not staged with %d columns", req.Operand, len(columns))
 	}
 	t.users++
+	l.mu.Unlock()
+	t.loans.Recall()
 	for i, block := range t.staged.Blocks() {
 		out[i] = unit.Operand{Column: t.columns[i], Bytes: l.unit.Bytes(block)}
 	}
@@ -107,6 +109,7 @@ func (l *life) leave(t *txn) {
 	over := t.aborted && t.users == 0 && t.staged != nil
 	l.mu.Unlock()
 	if over {
+		t.loans.Recall()
 		t.staged.Abort()
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"transferqueue/core/schema"
 	"transferqueue/core/store"
 	"transferqueue/core/tqerr"
-	"transferqueue/core/transport"
 	"transferqueue/core/unit"
 	"transferqueue/core/wire"
 )
@@ -21,6 +20,9 @@ type Address struct {
 	Name    string
 	Host    string
 	Socket  string
+	Secret  []byte
+	Address string // tcp://HOST:PORT
+	Machine string // see internal/machine
 	Session uint64 // of the controller, not 0
 	Keep    bool   // its cells of this session, also when it is not durable
 }
@@ -30,7 +32,7 @@ type Address struct {
 type Unit struct {
 	at       Address
 	opened   wire.UnitOpened
-	conn     transport.Poster
+	conn     Conn
 	ctx      context.Context // ends with Disconnect
 	cancel   context.CancelFunc
 	numbers  atomic.Uint64 // of writes and leases
@@ -41,9 +43,11 @@ type Unit struct {
 	}
 	state struct {
 		sync.Mutex
-		stats  wire.UnitStats
-		onFree []func()
-		lost   error
+		stats   wire.UnitStats
+		onFree  []func()
+		lost    error
+		refused bool    // it was given up, though it can be reached
+		doubts  []Cells // whose commits have no answer, so that what the unit holds of them is not known
 
 		listening bool // a request of listen is with the unit
 		again     bool // another one has to follow
@@ -54,11 +58,11 @@ type Unit struct {
 // Open begins to use the unit at the other end of a connection, which belongs to the Unit from then on. What the unit holds
 // is dropped, unless it is kept; see the package. AlreadyExists when it serves another controller, or holds what is durable of
 // another session.
-func Open(ctx context.Context, conn transport.Poster, at Address) (*Unit, error) {
+func Open(ctx context.Context, conn Conn, at Address) (*Unit, error) {
 	u := &Unit{at: at, conn: conn}
 	u.ctx, u.cancel = context.WithCancel(context.Background())
 	u.segments.init()
-	a := u.post(wire.OpUnitOpen, &wire.UnitOpenRequest{Session: at.Session, Keep: at.Keep}, nil)
+	a := u.post(wire.OpUnitOpen, &wire.UnitOpenRequest{Session: at.Session, Keep: at.Keep, Resume: u.Away()}, nil)
 	err := a.wait(ctx)
 	if err == nil && a.reply.Opened == nil {
 		err = tqerr.New(tqerr.Corruption, "unit %q does not say who it is", at.Name)
@@ -86,6 +90,7 @@ func (u *Unit) lose(why error) {
 		u.state.lost = tqerr.New(tqerr.Unavailable, "unit %q is gone", u.at.Name)
 		if why != nil && tqerr.CodeOf(why) != tqerr.Unavailable {
 			u.state.lost = tqerr.New(tqerr.Unavailable, "unit %q was given up: %s", u.at.Name, why)
+			u.state.refused = true
 		}
 	}
 	tell := u.state.onFree
@@ -185,6 +190,7 @@ type answer struct {
 	listens bool        // it is the answer to listen
 	asks    bool        // it is a question
 	must    atomic.Bool // an error means that the unit cannot be used
+	about   *staged     // what it commits, else nil
 }
 
 // post puts a request in line.
@@ -217,8 +223,8 @@ func (u *Unit) postAs(a *answer, timeout time.Duration, op wire.Op, body any, pa
 
 // mustPost puts a request in line that the unit cannot refuse. One that does is not what the controller takes it for, and is
 // given up before anybody reads from it.
-func (u *Unit) mustPost(op wire.Op, body any) *answer {
-	a := u.post(op, body, nil)
+func (u *Unit) mustPost(about *staged, op wire.Op, body any) *answer {
+	a := u.postAs(&answer{u: u, done: make(chan struct{}), about: about}, 0, op, body, nil)
 	a.must.Store(true)
 	if a.ready() {
 		a.insist()
@@ -228,6 +234,7 @@ func (u *Unit) mustPost(op wire.Op, body any) *answer {
 
 func (a *answer) insist() {
 	if a.err != nil && !a.insecure() && a.must.Swap(false) {
+		a.u.doubt(a.about)
 		a.u.lose(a.err)
 		guard.Go("unit "+a.u.at.Name, func() { _ = a.u.conn.Close() })
 	}

@@ -263,7 +263,7 @@ def initialized(session: Session, manager_type: str, config: Any) -> StorageMana
     if made is not AsyncSimpleStorageManager:
         what = f"storage manager {manager_type!r} ({made.__name__})"
         raise UnimplementedError(f"{what}: a client exchanges data with the session's own units only", _INITIALIZE)
-    units = [info for info in unit_addresses(config) if info.socket != session.info.socket]
+    units = [info for info in unit_addresses(config) if info.session != session.id]
     if units:
         _calls.run(session.handle, _controller_requests.join_units(units, session.timeout_s))
     return made(session.info, config)

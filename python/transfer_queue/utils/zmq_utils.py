@@ -29,6 +29,8 @@ class ZMQServerInfo:
         secret: what a client must show.
         session: identity of the session.
         pid: process that listens.
+        machine: where the socket can be reached; see ``TQ_HOST_ID`` in docs/environment.md.
+        token: what a client of another host must show at a port.
     """
 
     def __init__(
@@ -41,9 +43,12 @@ class ZMQServerInfo:
         secret: bytes = b"",
         session: str = "",
         pid: int = 0,
+        machine: str = "",
+        token: bytes = b"",
     ) -> None:
         self.role, self.id, self.ip, self.ports = role, id, ip, dict(ports or {})
         self.socket, self.secret, self.session, self.pid = socket, secret, session, pid
+        self.machine, self.token = machine, token
 
     def to_addr(self, port_name: str = "") -> str:
         """The address as text: ``tcp://ip:port`` of a named port, ``ipc://path`` on this host."""
@@ -61,6 +66,10 @@ class ZMQServerInfo:
 
     def __hash__(self) -> int:
         return hash((self.id, self.socket, self.session))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.machine, self.token = "", b""  # addresses of earlier releases have none
+        self.__dict__.update(state)
 
     def __repr__(self) -> str:
         return f"ZMQServerInfo({self.role.value} {self.id!r} at {self.to_addr()})"
