@@ -72,6 +72,8 @@ type putBody struct {
 	Update    bool
 	Merge     string
 	Callable  []byte
+	Last      bool
+	Dedup     wire.Strings
 }
 
 // requests are a put of rows times fields of float64 elements, the same as an update, and a get of them.

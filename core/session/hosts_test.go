@@ -82,16 +82,17 @@ func TestUnitsOnOtherHosts(t *testing.T) {
 }
 
 // The network of the controller to its units, of clients to the units, and of clients to the controller delays, cuts and repeats.
+// One of the units has its values on disk, and asks the controller for advice.
 func TestExactlyOnceOnOtherHosts(t *testing.T) {
 	checkRemote(t)
 	cfg := listening(config(t))
 	cfg.PayloadPort = freePort(t)
 	var ports []int
 	var started []func() *process
-	for _, name := range []string{"b", "c"} {
+	for name, disk := range map[string]session.Disk{"b": {}, "c": {Enabled: true, Path: t.TempDir(), Threshold: 1000}} {
 		payload := freePort(t)
 		ports = append(ports, payload)
-		started = append(started, spawnWith(t, cfg, "unit-"+name, name, payload))
+		started = append(started, spawnWith(t, in(cfg, func(c *session.Config) { c.Disk = disk }), "unit-"+name, name, payload))
 	}
 	on(t, "a")
 	here := open(t, in(cfg, func(c *session.Config) { c.Units = -1 }))
