@@ -31,6 +31,19 @@ func (l *life) ticket(*request) (*wire.UnitReply, error) {
 	return &wire.UnitReply{Ticket: &wire.UnitTicket{Port: port, Ticket: ticket}}, nil
 }
 
+var _ transport.Lender = (*Server)(nil)
+
+// Lend implements transport.Lender for streams of the controller's own.
+func (s *Server) Lend(peer transport.Peer, grant transport.Grant, stop func()) (memory [][]byte, done func(), err error) {
+	s.mu.Lock()
+	l := s.mu.life
+	s.mu.Unlock()
+	if l == nil || l.peer != peer.ID {
+		return nil, nil, tqerr.New(tqerr.InvalidState, "unit %q was not opened by this controller", s.opts.Name)
+	}
+	return l.Lend(peer, grant, stop)
+}
+
 // Lend implements transport.Lender. The bytes of a write are those of its blocks; those of a read are the runs of its columns;
 // what is staged may be read back.
 func (l *life) Lend(_ transport.Peer, grant transport.Grant, stop func()) (memory [][]byte, done func(), err error) {
