@@ -1,8 +1,8 @@
 """Runs the acceptance cases with the session on other hosts, for which network namespaces stand in.
 
-``python build/remote_cases.py FOLDER [pytest arguments]``: the tests and their children run on one host, the controller on a
-second, the storage units on a third. What is about shared memory, about sessions that a process owns, or needs a
-configuration that only a program can have is in ``remote.skip`` with its reason, beside what ``cases.skip`` lists.
+``python build/remote_cases.py FOLDER [pytest arguments]``: the tests and their children run on one host, the controller
+on a second, the storage units on a third. What is about shared memory, about sessions that a process owns, or needs a
+configuration that only a program can have is in ``remote.skip``, beside what ``cases.skip`` lists.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[1:1] = [str(ROOT / "tests"), str(ROOT / "build")]
 
 import cases  # noqa: E402
+
 import netns  # noqa: E402
 from served import Served  # noqa: E402
 

@@ -86,10 +86,19 @@ func (r *redialer) dialUntil(ctx context.Context) (*zmq.Conn, error) {
 	}
 }
 
-func (r *redialer) redial(ctx context.Context) (transport.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, redialFor)
+// dialFor tries for redialFor at most. Silence for so long is Unavailable: the caller's time is not over.
+func (r *redialer) dialFor(ctx context.Context) (*zmq.Conn, error) {
+	short, cancel := context.WithTimeout(ctx, redialFor)
 	defer cancel()
-	conn, err := r.dialUntil(ctx)
+	conn, err := r.dialUntil(short)
+	if err != nil && ctx.Err() == nil && tqerr.CodeOf(err) == tqerr.DeadlineExceeded {
+		return nil, tqerr.New(tqerr.Unavailable, "%s", err)
+	}
+	return conn, err
+}
+
+func (r *redialer) redial(ctx context.Context) (transport.Conn, error) {
+	conn, err := r.dialFor(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -107,9 +116,7 @@ func dialUnit(ctx context.Context, at *wire.UnitAddress) (remote.Conn, error) {
 	}
 	r := &redialer{address: at.Address, token: at.Token(), id: client.NewID()}
 	dial := func(ctx context.Context) (remote.Link, error) {
-		ctx, cancel := context.WithTimeout(ctx, redialFor)
-		defer cancel()
-		conn, err := r.dialUntil(ctx)
+		conn, err := r.dialFor(ctx)
 		if err != nil {
 			return nil, err
 		}
