@@ -31,14 +31,14 @@ func (l *lender) Lend(_ transport.Peer, _ transport.Grant, stop func()) ([][]byt
 
 func listen(t *testing.T, l Limits) *Listener {
 	leaktest.Check(t)
-	s, err := Listen("127.0.0.1", 0, l)
+	s, err := Listen("127.0.0.1", 0, l, nil)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	return s
 }
 
 func opened(t *testing.T, s *Listener, take func(net.Conn)) net.Conn {
-	conn, err := Open(t.Context(), net.JoinHostPort("127.0.0.1", strconv.Itoa(s.Port())), s.Ticket(take, func() {}))
+	conn, err := Open(t.Context(), net.JoinHostPort("127.0.0.1", strconv.Itoa(s.Port())), s.Ticket(take, func() {}), nil)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	return conn
