@@ -29,7 +29,7 @@ var token = []byte("token-of-the-tests-0123456789")
 // checkRemote is leaktest.Check for tests with connections to other hosts: ZeroMQ keeps threads and descriptors for the
 // next one, which are made here.
 func checkRemote(t *testing.T) {
-	_, err := zmq.Dial(t.Context(), "tcp://127.0.0.1:1", token, 1, 0)
+	_, err := zmq.Dial(t.Context(), "tcp://127.0.0.1:1", zmq.Credentials{Token: token}, 1, 0)
 	require.Equal(t, tqerr.Unavailable, tqerr.CodeOf(err), "%v", err)
 	leaktest.Check(t)
 }
