@@ -104,6 +104,7 @@ def link_flags() -> str:
     external = [
         f'"-Wl,--version-script={EXPORTS}"',
         "-Wl,--gc-sections",
+        "-Wl,-s",
         "-Wl,-Bsymbolic",
         "-Wl,-soname,_core.so",
         "-Wl,-z,now",

@@ -17,6 +17,7 @@ keep() {
     target=$ROOT/${package#transferqueue/}/testdata/fuzz/$fuzzer
     found=$(go env GOCACHE)/fuzz/$package/$fuzzer
     [ -d "$found" ] || return 0
+    [ -d "$target" ] && return 0 # of an earlier run; remove it to begin anew
     mkdir -p "$target"
     find "$found" -type f -size -4k -printf '%s %p\n' | sort -n |
         awk '{ file[NR] = $2 } END { step = NR > 24 ? NR / 24 : 1; for (i = 1; i <= NR; i += step) print file[int(i)] }' |
@@ -25,8 +26,8 @@ keep() {
 
 while read -r package fuzzer; do
     say "$package $fuzzer"
-    go test -tags "$GO_TAGS" -run '^$' -fuzz "^$fuzzer\$" -fuzztime "${seconds}s" "$package" || { failed+=("$package.$fuzzer"); continue; }
-    rm -rf "${package#transferqueue/}/testdata/fuzz/$fuzzer"
+    go test -tags "$GO_TAGS" -run '^$' -fuzz "^$fuzzer\$" -fuzztime "${seconds}s" \
+        -fuzzminimizetime 2s "$package" || { failed+=("$package.$fuzzer"); continue; }
     keep "$package" "$fuzzer"
 done < <(go list -tags "$GO_TAGS" -f '{{$p := .}}{{range .TestGoFiles}}{{$p.Dir}}/{{.}} {{$p.ImportPath}}
 {{end}}{{range .XTestGoFiles}}{{$p.Dir}}/{{.}} {{$p.ImportPath}}

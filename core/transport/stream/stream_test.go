@@ -141,6 +141,7 @@ func FuzzServe(f *testing.F) {
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
+			defer theirs.Close() // as the listener does
 			Serve(theirs, transport.Peer{}, &lender{memory: memory[64:128]}, Limits{Greeting: time.Second, Stall: time.Second})
 		}()
 		go func() {
