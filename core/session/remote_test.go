@@ -248,6 +248,7 @@ func exactlyOnce(t *testing.T, elsewhere, encrypted bool) {
 	require.NoError(t, err)
 	p := &proxy{cut: 0.02, twice: 0.1, delay: 3 * time.Millisecond, blind: encrypted}
 	if encrypted {
+		p.cut = 0.007  // TLS makes more and smaller pieces
 		p.twice = 0.01 // which CURVE takes for an attack, and ends the connection
 	}
 	startProxy(t, p, port, cfg.PayloadPort)
