@@ -72,17 +72,23 @@ func (c *Client) plan(ctx context.Context, g *wire.PutReply, inputs []*foreign.I
 			continue
 		}
 		o := d.to(t)
-		for k := range part.Blocks {
-			for r := 0; r+1 < len(part.Rows); r += 2 {
-				for piece := range inputs[k].Pieces(int(part.Rows[r]), int(part.Rows[r+1])) {
-					if len(piece) > 0 {
-						o.pieces = append(o.pieces, piece)
-					}
+		o.pieces = appendPieces(o.pieces, &part, inputs)
+	}
+	return d, nil
+}
+
+// appendPieces lists the bytes of a part in the order of its blocks.
+func appendPieces(pieces [][]byte, part *wire.Part, inputs []*foreign.Input) [][]byte {
+	for k := range part.Blocks {
+		for r := 0; r+1 < len(part.Rows); r += 2 {
+			for piece := range inputs[k].Pieces(int(part.Rows[r]), int(part.Rows[r+1])) {
+				if len(piece) > 0 {
+					pieces = append(pieces, piece)
 				}
 			}
 		}
 	}
-	return d, nil
+	return pieces
 }
 
 func (d *delivery) to(t target) *outgoing {

@@ -42,10 +42,10 @@ def start(conf: Any) -> dict[str, Any]:
     count = int(section.get("num_data_storage_units") or 1)
     places = get_node_round_robin_scheduling_strategies(count, section.get("required_node_resource"))
     plain = OmegaConf.to_container(section, resolve=True)
-    listen = several_nodes()
+    listen, security = several_nodes(), conf.get("security") or ""
     return {
         f"unit-{rank}": simple_storage.SimpleStorageUnit.options(
             name=actor_name(rank), scheduling_strategy=place
-        ).remote(plain, name=f"unit-{rank}", environment=environment(), listen=listen)
+        ).remote(plain, name=f"unit-{rank}", environment=environment(), listen=listen, security=security)
         for rank, place in enumerate(places)
     }

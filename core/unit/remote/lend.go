@@ -12,8 +12,8 @@ import (
 
 var _ transport.Lender = (*life)(nil)
 
-// Tickets makes tickets of streams that reach what a lender lends, and says at which port.
-type Tickets func(lender transport.Lender) (port int, ticket []byte)
+// Tickets makes tickets of streams that reach what a lender lends.
+type Tickets func(lender transport.Lender) wire.UnitTicket
 
 // ServeStreams lets controllers ask for tickets.
 func (s *Server) ServeStreams(t Tickets) {
@@ -27,8 +27,8 @@ func (l *life) ticket(*request) (*wire.UnitReply, error) {
 	if l.tickets == nil {
 		return nil, tqerr.New(tqerr.InvalidState, "the unit does not listen for other hosts")
 	}
-	port, ticket := l.tickets(l)
-	return &wire.UnitReply{Ticket: &wire.UnitTicket{Port: port, Ticket: ticket}}, nil
+	t := l.tickets(l)
+	return &wire.UnitReply{Ticket: &t}, nil
 }
 
 var _ transport.Lender = (*Server)(nil)
