@@ -3,6 +3,7 @@
 package session_test
 
 import (
+	"bytes"
 	"fmt"
 	"path/filepath"
 	"strings"
@@ -43,7 +44,7 @@ func joinAway(s *session.Session, units ...*process) error {
 	var req wire.JoinUnitsRequest
 	for _, p := range units {
 		req.Units = append(req.Units, wire.UnitAddress{
-			Name: p.name(), Socket: p.Info.Socket, Secret: p.Info.Secret, Host: p.Info.Machine, Address: p.Info.Address, Machine: p.Info.Machine,
+			Name: p.name(), Socket: p.Info.Socket, Secret: p.Info.Secret, Host: p.Info.Machine, Address: p.Info.Address, Machine: p.Info.Machine, Key: p.Info.Key,
 		})
 	}
 	return ask(s, wire.OpJoinUnits, &req, nil)
@@ -292,5 +293,36 @@ func TestAWriteMovesBetweenHosts(t *testing.T) {
 	for _, w := range all {
 		require.NoError(t, w.s.Close(time.Second))
 	}
+	requireClean(t, here)
+}
+
+// With CURVE everything that crosses between three hosts is encrypted: requests of the controller to its units, and payload.
+func TestUnitsOnOtherHostsEncrypt(t *testing.T) {
+	checkRemote(t)
+	cfg := in(listening(config(t)), func(c *session.Config) { c.Security, c.KeyFile = "curve", filepath.Join(t.TempDir(), "key") })
+	start := spawnOn(t, cfg, "unit-b", "b")
+	on(t, "a")
+	here := open(t, in(cfg, func(c *session.Config) { c.Units = -1 }))
+	unit := start()
+	require.NotEmpty(t, unit.Info.Key)
+	plain := *unit
+	plain.Info.Key = nil
+	require.Error(t, joinAway(here, &plain), "it does not speak to who does not encrypt")
+	other := *unit
+	other.Info.Key = bytes.Repeat([]byte{9}, len(unit.Info.Key))
+	require.Error(t, joinAway(here, &other), "and nobody else is taken for it")
+	require.NoError(t, joinAway(here, unit))
+	on(t, "c")
+	there := open(t, in(reaching(cfg, here.Info.Address), func(c *session.Config) {
+		c.Token = fmt.Appendf(nil, "%s %x", token, here.Info.Key)
+	}))
+	w := &writer{there, foreigntest.New(t, 64<<20)}
+	for _, width := range []int{narrow, wide, 2 << 20} {
+		require.NoError(t, w.put(putBody{Keys: wire.Strings{"a"}}, width, 5))
+		got, err := w.values("a")
+		require.NoError(t, err)
+		require.Equal(t, []int64{5}, got)
+	}
+	require.NoError(t, there.Close(time.Second))
 	requireClean(t, here)
 }

@@ -283,7 +283,7 @@ func exactlyOnce(t *testing.T, cfg *session.Config, here *session.Session, p *pr
 	p.calm.Store(true)
 	t.Logf("%d connections, %d cuts, %d doubled messages, %d tickets shown twice", p.runs.Load(), p.cuts.Load(), p.doubles.Load(), p.stale.Load())
 	require.Greater(t, p.cuts.Load(), int64(20))
-	require.Greater(t, p.doubles.Load(), int64(map[bool]int{false: 20, true: 5}[encrypted]))
+	require.Greater(t, p.doubles.Load(), int64(map[bool]int{false: 20, true: 5}[p.blind]))
 	got, err := first.values("narrow")
 	require.NoError(t, err)
 	require.Equal(t, []int64{writers * rounds}, got)
