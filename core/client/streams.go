@@ -179,10 +179,13 @@ func (c *Client) deliver(ctx context.Context, req *Request, begun time.Time, g g
 	if req.Waits {
 		patience = waitingPatience
 	}
+	started := time.Now()
 	short, cancel := context.WithTimeout(ctx, patience)
 	d, err := c.plan(short, g.reply, inputs)
 	if err == nil {
-		err = c.fill(short, d.mapped, inputs)
+		if err = c.fill(short, d.mapped, inputs); err != nil {
+			d = nil // all of it again
+		}
 	}
 	if err == nil {
 		err = d.send(short, c, patience)
@@ -194,7 +197,7 @@ func (c *Client) deliver(ctx context.Context, req *Request, begun time.Time, g g
 		c.finish(ctx, g, remaining(req.Timeout, begun), done)
 		return
 	}
-	release, later := c.setAside(d, g.reply, inputs)
+	release, later := c.setAllAside(ctx, d, g.reply, inputs, patience-time.Since(started))
 	guard.Go("client put", func() {
 		defer release()
 		g.err = later(ctx, remaining(req.Timeout, begun))
@@ -216,9 +219,11 @@ func (c *Client) deliverAside(ctx context.Context, g *wire.PutReply, inputs []*f
 	return err
 }
 
-// setAside copies what has not arrived yet into memory of our own, which release gives back, and returns what sends it. Without
-// a plan nothing has arrived.
-func (c *Client) setAside(d *delivery, g *wire.PutReply, inputs []*foreign.Input) (release func(), later func(context.Context, time.Duration) error) {
+// setAllAside copies what has not arrived yet into memory of our own, which release gives back, and returns what sends it; see
+// setAside. Without a plan nothing has arrived.
+func (c *Client) setAllAside(ctx context.Context, d *delivery, g *wire.PutReply, inputs []*foreign.Input, patience time.Duration) (
+	release func(), later func(context.Context, time.Duration) error,
+) {
 	if d == nil {
 		aside, release, err := c.copyAside(inputs)
 		return release, func(ctx context.Context, timeout time.Duration) error {
@@ -228,25 +233,24 @@ func (c *Client) setAside(d *delivery, g *wire.PutReply, inputs []*foreign.Input
 			return c.deliverAside(ctx, g, aside, timeout)
 		}
 	}
-	var buffers [][]byte
+	releases := make([]func(), len(d.sends))
+	// Its context is not that of the others: each says for itself where it has ended.
+	err := eachAtOnce(context.WithoutCancel(ctx), len(d.sends), func(_ context.Context, i int) (err error) {
+		releases[i] = func() {}
+		if len(d.sends[i].pieces) > 0 {
+			releases[i], err = c.setAside(ctx, d.sends[i], patience)
+		}
+		return err
+	})
 	release = func() {
-		for _, b := range buffers {
-			c.opts.Pool.Put(b)
+		for _, fn := range releases {
+			fn()
 		}
-	}
-	for _, o := range d.sends {
-		buffer, err := c.opts.Pool.Get(o.left())
-		if err != nil {
-			return release, func(context.Context, time.Duration) error { return err }
-		}
-		buffers = append(buffers, buffer)
-		at := 0
-		for _, p := range o.pieces {
-			at += copy(buffer[at:], p)
-		}
-		o.pieces = [][]byte{buffer}
 	}
 	return release, func(ctx context.Context, timeout time.Duration) error {
+		if err != nil {
+			return err
+		}
 		ctx, cancel := within(ctx, timeout)
 		defer cancel()
 		return d.send(ctx, c, 0)

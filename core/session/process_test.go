@@ -29,6 +29,10 @@ func TestMain(m *testing.M) {
 		child(text)
 		return
 	}
+	if text := os.Getenv(crowdConfig); text != "" {
+		inCrowd(text)
+		return
+	}
 	openPagemap()
 	os.Exit(m.Run())
 }

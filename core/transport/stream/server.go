@@ -32,9 +32,10 @@ type Listener struct {
 }
 
 type ticket struct {
-	take  func(net.Conn)
-	late  func()
-	timer *time.Timer
+	take    func(net.Conn)
+	late    func()
+	expires time.Time
+	timer   *time.Timer // ends it some time after that
 }
 
 // Listen opens a port; 0: any free one. With an identity its streams are encrypted.
@@ -63,13 +64,13 @@ func (s *Listener) Port() int { return s.listener.Addr().(*net.TCPAddr).Port }
 func (s *Listener) Ticket(take func(net.Conn), late func()) []byte {
 	var number [ticketSize]byte
 	_, _ = rand.Read(number[:])
-	t := &ticket{take: take, late: late}
+	t := &ticket{take: take, late: late, expires: time.Now().Add(s.limits.Greeting)}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.mu.closed {
 		s.mu.tickets[number] = t
 		t.timer = time.AfterFunc(s.limits.Greeting, func() {
-			if s.use(number) != nil {
+			if s.remove(number) != nil {
 				late()
 			}
 		})
@@ -77,8 +78,17 @@ func (s *Listener) Ticket(take func(net.Conn), late func()) []byte {
 	return number[:]
 }
 
-// use takes a ticket out; nil when it was used or is too old.
+// use takes out a ticket that is shown; nil when it was used or is too old. Its timer may be late.
 func (s *Listener) use(number [ticketSize]byte) *ticket {
+	t := s.remove(number)
+	if t != nil && !time.Now().Before(t.expires) {
+		t.late()
+		return nil
+	}
+	return t
+}
+
+func (s *Listener) remove(number [ticketSize]byte) *ticket {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t := s.mu.tickets[number]

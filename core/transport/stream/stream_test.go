@@ -63,6 +63,25 @@ func TestBytesThatWereChangedOnTheWay(t *testing.T) {
 	require.Equal(t, "efgh\x00", string(l.memory[:5]))
 }
 
+// A ticket is as old as it is, also while its timer has not had its turn yet.
+func TestATicketWhoseTimerIsLate(t *testing.T) {
+	s := listen(t, DefaultLimits)
+	late := 0
+	ticket := s.Ticket(func(net.Conn) { t.Error("it was taken") }, func() { late++ })
+	s.mu.Lock()
+	made := s.mu.tickets[[ticketSize]byte(ticket)]
+	made.timer.Stop()
+	made.expires = time.Now()
+	s.mu.Unlock()
+	for range 2 {
+		_, err := Open(t.Context(), net.JoinHostPort("127.0.0.1", strconv.Itoa(s.Port())), ticket, nil)
+		require.Equal(t, tqerr.NotFound, tqerr.CodeOf(err))
+		require.ErrorContains(t, err, "older than 10s")
+	}
+	require.NoError(t, s.Close())
+	require.Equal(t, 1, late)
+}
+
 // A transfer whose stream was broken is done again, with the same bytes at the same place.
 func TestABrokenStreamIsReplaced(t *testing.T) {
 	s := listen(t, DefaultLimits)

@@ -9,6 +9,7 @@ import (
 	"net"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -344,4 +345,34 @@ func TestServersThatAreNone(t *testing.T) {
 	cancel()
 	_, err = dial(ctx, scheme+silent.Addr().String(), token, 1, 0, l)
 	require.Equal(t, tqerr.Cancelled, tqerr.CodeOf(err))
+}
+
+// A wrong token is told also when the server hung up before the client got round to say hello.
+func TestAHelloThatComesTooLate(t *testing.T) {
+	leaktest.Check(t)
+	s := run(t, serving{}, defaultLimits)
+	c := newClient(s.Address(), 1, defaultLimits)
+	var err error
+	c.host, c.port, err = resolve(t.Context(), s.Address())
+	require.NoError(t, err)
+	require.NoError(t, c.open(&Credentials{Token: []byte("not-the-token-of-this-session")}))
+	require.Eventually(t, func() bool {
+		events, err := c.monitor.sock.GetEvents()
+		return err == nil && events&zmq4.POLLIN != 0
+	}, 5*time.Second, time.Millisecond, "the reason has arrived, and nobody has read it")
+	c.dealer.start("zmq: receive replies")
+	said := make(chan error, 1)
+	go func() { said <- c.greet(t.Context(), 0) }()
+	require.Eventually(t, func() bool {
+		c.dealer.mu.Lock()
+		defer c.dealer.mu.Unlock()
+		return c.link.sent > 0
+	}, 5*time.Second, time.Millisecond)
+	c.unsent(c.link, zmq4.Errno(syscall.EAGAIN)) // as it is when ZeroMQ has ended the way to the server already
+	c.monitor.start("zmq: watch a connection")
+	err = <-said
+	require.Equal(t, tqerr.InvalidArgument, tqerr.CodeOf(err), "%v", err)
+	require.EqualError(t, err, "the token is not that of the session at "+s.Address())
+	c.wait()
+	require.Equal(t, tqerr.InvalidArgument, tqerr.CodeOf(c.greet(t.Context(), 0)), "nor when it has not sent it yet")
 }

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/pebbe/zmq4"
@@ -93,14 +94,14 @@ func dial(ctx context.Context, address string, given Credentials, peerID, life u
 	}
 	ctx, cancel := context.WithTimeout(ctx, l.greeting)
 	defer cancel()
-	c := &Conn{address: address, peerID: peerID, limits: l, curve: given.curve(), welcome: make(chan wire.Frame, 1), done: make(chan struct{})}
-	c.mu.pending = map[uint64]*waiter{}
-	c.streams.Dial = c.openStream
+	c := newClient(address, peerID, l)
+	c.curve = given.curve()
 	var err error
 	if c.host, c.port, err = resolve(ctx, address); err == nil {
 		err = c.open(&given)
 	}
 	if err == nil {
+		c.start()
 		err = c.greet(ctx, life)
 	}
 	if err == nil {
@@ -118,9 +119,16 @@ func dial(ctx context.Context, address string, given Credentials, peerID, life u
 	return nil, err
 }
 
+func newClient(address string, peerID uint64, l limits) *Conn {
+	c := &Conn{address: address, peerID: peerID, limits: l, welcome: make(chan wire.Frame, 1), done: make(chan struct{})}
+	c.mu.pending = map[uint64]*waiter{}
+	c.streams.Dial = c.openStream
+	return c
+}
+
 var monitors atomic.Uint64
 
-// open makes the sockets and begins to connect.
+// open makes the sockets and begins to connect. Nobody reads them before start.
 func (c *Conn) open(given *Credentials) error {
 	zctx, err := clientContext()
 	if err != nil {
@@ -130,40 +138,61 @@ func (c *Conn) open(given *Credentials) error {
 	if err != nil {
 		return tqerr.Wrap(tqerr.ResourceExhausted, err, "ZeroMQ socket")
 	}
-	watched := fmt.Sprintf("inproc://tq-monitor-%d", monitors.Add(1))
-	events := zmq4.EVENT_MONITOR_STOPPED | zmq4.EVENT_CLOSED | zmq4.EVENT_DISCONNECTED | zmq4.EVENT_HANDSHAKE_FAILED_NO_DETAIL |
-		zmq4.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq4.EVENT_HANDSHAKE_FAILED_AUTH
-	err = errors.Join(setUp(sock, c.limits), sock.SetHandshakeIvl(2*c.limits.greeting), sock.SetLinger(0), given.atClient(sock),
-		sock.SetReconnectIvl(-1), sock.Monitor(watched, events))
-	if err != nil {
+	if err := errors.Join(setUp(sock, c.limits), sock.SetHandshakeIvl(2*c.limits.greeting), sock.SetLinger(0), sock.SetReconnectIvl(-1),
+		given.atClient(sock)); err != nil {
 		return errors.Join(tqerr.Wrap(tqerr.Internal, err, "ZeroMQ socket"), sock.Close())
 	}
-	pair, err := zctx.NewSocket(zmq4.PAIR)
-	if err == nil {
-		err = errors.Join(pair.SetLinger(0), pair.Connect(watched))
-	}
-	if err != nil {
-		return errors.Join(tqerr.Wrap(tqerr.Internal, err, "ZeroMQ socket"), sock.Close())
-	}
-	monitor, err := newReactor(pair)
+	monitor, err := watch(zctx, sock)
 	if err != nil {
 		return errors.Join(err, sock.Close())
 	}
 	dealer, err := newReactor(sock)
-	if err == nil {
-		err = sock.Connect(scheme + join(c.host, c.port))
-	}
 	if err != nil {
-		return errors.Join(tqerr.Wrap(tqerr.Unavailable, err, "%s", c.address), sock.Close(), pair.Close(), monitor.file.Close())
+		return errors.Join(err, monitor.discard())
+	}
+	if err := sock.Connect(scheme + join(c.host, c.port)); err != nil {
+		return errors.Join(tqerr.Wrap(tqerr.Unavailable, err, "%s", c.address), dealer.discard(), monitor.discard())
 	}
 	c.dealer, c.monitor, c.link = dealer, monitor, &link{r: dealer, limits: c.limits}
 	dealer.receive, monitor.receive = c.receive, c.event
 	// An event that nobody reads any more would hold up ZeroMQ's own thread, so the one who watches ends last.
 	dealer.ending = func() { _ = sock.Monitor("", 0) }
-	dealer.lost = func(_ *link, err error) { c.fail(err) }
-	dealer.start("zmq: receive replies")
-	monitor.start("zmq: watch a connection")
+	dealer.lost = c.unsent
 	return nil
+}
+
+// watch makes the socket that tells what happens to the connection of another one.
+func watch(zctx *zmq4.Context, sock *zmq4.Socket) (*reactor, error) {
+	address := fmt.Sprintf("inproc://tq-monitor-%d", monitors.Add(1))
+	events := zmq4.EVENT_MONITOR_STOPPED | zmq4.EVENT_CLOSED | zmq4.EVENT_DISCONNECTED | zmq4.EVENT_HANDSHAKE_FAILED_NO_DETAIL |
+		zmq4.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq4.EVENT_HANDSHAKE_FAILED_AUTH
+	if err := sock.Monitor(address, events); err != nil {
+		return nil, tqerr.Wrap(tqerr.Internal, err, "ZeroMQ socket")
+	}
+	pair, err := zctx.NewSocket(zmq4.PAIR)
+	if err != nil {
+		return nil, tqerr.Wrap(tqerr.ResourceExhausted, err, "ZeroMQ socket")
+	}
+	if err := errors.Join(pair.SetLinger(0), pair.Connect(address)); err != nil {
+		return nil, errors.Join(tqerr.Wrap(tqerr.Internal, err, "ZeroMQ socket"), pair.Close())
+	}
+	return newReactor(pair)
+}
+
+func (c *Conn) start() {
+	c.dealer.start("zmq: receive replies")
+	c.monitor.start("zmq: watch a connection")
+}
+
+// unsent ends the connection over a message that cannot be sent. ZeroMQ refuses one when the server has hung up; why, the
+// monitor tells, to whom it was said before.
+func (c *Conn) unsent(l *link, err error) {
+	if zmq4.AsErrno(err) != zmq4.Errno(syscall.EAGAIN) {
+		c.fail(err)
+		return
+	}
+	l.end(failure.Lost(c.address, nil))
+	time.AfterFunc(time.Second, func() { c.fail(tqerr.New(tqerr.Unavailable, "the server at %s has closed the connection", c.address)) })
 }
 
 // event hears what happens to the connection. Nothing connects it again: who needs another one dials.
@@ -191,7 +220,7 @@ func (c *Conn) greet(ctx context.Context, life uint64) error {
 	hello := wire.Hello(c.peerID, []byte(machine.ID()))
 	hello.Sequence = life
 	if err := c.link.send(hello, false); err != nil {
-		return c.why()
+		return c.cause()
 	}
 	var welcome wire.Frame
 	select {
@@ -219,6 +248,7 @@ func (c *Conn) greet(ctx context.Context, life uint64) error {
 	if err != nil {
 		return tqerr.Wrap(tqerr.CodeOf(err), err, "%s", c.address)
 	}
+	probe(lifeline)
 	return c.revive(ctx, lifeline)
 }
 

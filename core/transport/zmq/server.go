@@ -116,7 +116,9 @@ func (s *Server) open(c *Credentials) error {
 	if err != nil {
 		return tqerr.Wrap(tqerr.ResourceExhausted, err, "ZeroMQ socket")
 	}
-	if err := errors.Join(protect(router), router.SetZapDomain("tq"), router.SetRouterMandatory(1), setUp(router, s.limits)); err != nil {
+	// A ROUTER cannot be told to drop a peer that was cut for taking nothing; the kernel does that, and what waits is free.
+	if err := errors.Join(protect(router), router.SetZapDomain("tq"), router.SetRouterMandatory(1), setUp(router, s.limits),
+		router.SetTcpMaxrt(2*s.limits.stall)); err != nil {
 		return errors.Join(tqerr.Wrap(tqerr.Internal, err, "ZeroMQ socket"), router.Close())
 	}
 	if err := s.bind(router); err != nil {
@@ -307,6 +309,7 @@ const (
 // live is the connection from its lifeline's beginning to its end.
 func (c *conn) live(lifeline net.Conn) {
 	s := c.server
+	probe(lifeline)
 	defer s.forget(c)
 	defer c.cancel()
 	s.roster.Join(c.peer)

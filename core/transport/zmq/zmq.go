@@ -78,4 +78,11 @@ func ParseAddress(address string) (host string, port int, err error) {
 	return host, port, nil
 }
 
+// probe has the kernel notice within five seconds, timers included, that nothing comes back from the other end of a lifeline.
+func probe(lifeline net.Conn) {
+	if c, ok := lifeline.(*net.TCPConn); ok {
+		_ = c.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: time.Second, Interval: time.Second, Count: 3})
+	}
+}
+
 func join(host string, port int) string { return net.JoinHostPort(host, strconv.Itoa(port)) }
