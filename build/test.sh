@@ -3,7 +3,7 @@
 # acceptance cases where they lie beside the checkout, embedded and on Ray. Runs every part and reports at the end which failed.
 #
 #   bash build/test.sh            all parts
-#   bash build/test.sh go tests   these parts: check go boundary tests cases cases-ray
+#   bash build/test.sh go tests   these parts: check go boundary tests cases cases-ray, and cases-remote, which takes minutes
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 cd "$ROOT"
 
@@ -95,6 +95,15 @@ test_cases_ray() {
     RAY_TMPDIR=$SCRATCH/ray RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 TQ_CASES_RUNTIME=ray run_cases cases-ray.log --timeout 120
 }
 
+# The cases with their session on other hosts, which are network namespaces; without root they are skipped.
+test_cases_remote() {
+    rm -rf .out/cases
+    mkdir -p .out/cases
+    cp -r "$CASES/." .out/cases
+    chmod -R u+w .out/cases
+    TMPDIR=$SCRATCH logged cases-remote.log "$PY" build/remote_cases.py .out/cases --timeout 120
+}
+
 parts="build ${*:-check go boundary tests cases cases-ray}"
 rm -rf "$LOGS"
 part build build_core
@@ -106,6 +115,7 @@ if [ "$built" = 0 ]; then
     part tests test_python
     part cases test_cases
     part cases-ray test_cases_ray
+    part cases-remote test_cases_remote
 fi
 
 echo
@@ -113,7 +123,7 @@ printf '%s\n' "${report[@]}"
 [ ${#failed[@]} = 0 ] || echo "failed: ${failed[*]}"
 [ "$built" = 0 ] || echo "not run without a library: boundary, tests, cases, cases-ray"
 [ -n "$GO_TAGS" ] || echo "not run without libzmq: connections between hosts"
-for log in tests cases cases-ray; do
+for log in tests cases cases-ray cases-remote; do
     [ ! -s "$LOGS/$log.log" ] || tail -n 1 "$LOGS/$log.log"
 done
 [ ${#failed[@]} = 0 ]

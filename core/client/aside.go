@@ -5,9 +5,7 @@ import (
 	"sync"
 	"time"
 
-	"transferqueue/core/foreign"
 	"transferqueue/core/guard"
-	"transferqueue/core/wire"
 )
 
 const (
@@ -18,47 +16,11 @@ const (
 	leastPatience = 20 * time.Millisecond
 )
 
-// setAside copies what has not arrived yet into memory of our own, which release gives back, and returns what sends it. Without
-// a delivery nothing has arrived. When it returns nobody reads the caller's memory any more.
-func (c *Client) setAside(
-	ctx context.Context, d *delivery, put *wire.PutRequest, g *wire.PutReply, inputs []*foreign.Input, patience time.Duration,
-) (release func(), later func(context.Context, time.Duration) error) {
-	if d == nil {
-		aside, release, err := c.copyAside(put, inputs)
-		return release, func(ctx context.Context, timeout time.Duration) error {
-			if err != nil {
-				return err
-			}
-			return c.deliverAside(ctx, g, aside, timeout)
-		}
-	}
-	releases := make([]func(), len(d.sends))
-	err := eachAtOnce(ctx, len(d.sends), func(ctx context.Context, i int) (err error) {
-		releases[i], err = c.setOneAside(ctx, d.sends[i], patience)
-		return err
-	})
-	release = func() {
-		for _, fn := range releases {
-			fn()
-		}
-	}
-	return release, func(ctx context.Context, timeout time.Duration) error {
-		if err != nil {
-			return err
-		}
-		ctx, cancel := within(ctx, timeout)
-		defer cancel()
-		return d.send(ctx, c, 0)
-	}
-}
-
-// setOneAside does that for one target. It begins at the end, while the sending goes on at the front, until both meet; what is on
-// its way then is waited for, not much longer than patience, and else copied too.
-func (c *Client) setOneAside(ctx context.Context, o *outgoing, patience time.Duration) (release func(), err error) {
+// setAside copies what has not arrived yet into memory of our own, which release gives back. It begins at the end, while the
+// sending goes on at the front, until both meet; what is on its way then is waited for, not much longer than patience, and else
+// copied too. When it returns nobody reads the caller's memory any more.
+func (c *Client) setAside(ctx context.Context, o *outgoing, patience time.Duration) (release func(), err error) {
 	size := o.left()
-	if size == 0 {
-		return func() {}, nil
-	}
 	buffer, err := c.opts.Pool.Get(size)
 	if err != nil {
 		return func() {}, err

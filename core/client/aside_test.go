@@ -72,7 +72,7 @@ func TestWhatIsLeftIsSetAside(t *testing.T) {
 		l := &line{memory: make([]byte, most+100), room: random.Int64N(size + size/2), moves: make(chan struct{})}
 		first := o.offset
 		c := New(Options{Conn: l, Pool: pool})
-		release, err := c.setOneAside(t.Context(), o, time.Millisecond)
+		release, err := c.setAside(t.Context(), o, time.Millisecond)
 		require.NoError(t, err)
 		clear(source[:size])
 		if 0 < o.left() && o.left() < size {

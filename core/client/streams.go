@@ -72,18 +72,24 @@ func (c *Client) plan(ctx context.Context, g *wire.PutReply, inputs []*foreign.I
 			continue
 		}
 		o := d.to(t)
-		for k := range part.Blocks {
-			rows := g.RowsOf(i, k)
-			for r := 0; r+1 < len(rows); r += 2 {
-				for piece := range inputs[k].Pieces(int(rows[r]), int(rows[r+1])) {
-					if len(piece) > 0 {
-						o.pieces = append(o.pieces, piece)
-					}
+		o.pieces = appendPieces(o.pieces, g, i, inputs)
+	}
+	return d, nil
+}
+
+// appendPieces lists the bytes of a part in the order of its blocks.
+func appendPieces(pieces [][]byte, g *wire.PutReply, part int, inputs []*foreign.Input) [][]byte {
+	for k := range g.Parts[part].Blocks {
+		rows := g.RowsOf(part, k)
+		for r := 0; r+1 < len(rows); r += 2 {
+			for piece := range inputs[k].Pieces(int(rows[r]), int(rows[r+1])) {
+				if len(piece) > 0 {
+					pieces = append(pieces, piece)
 				}
 			}
 		}
 	}
-	return d, nil
+	return pieces
 }
 
 func (d *delivery) to(t target) *outgoing {
@@ -189,7 +195,7 @@ func (c *Client) deliver(
 		c.finish(ctx, g, remaining(req.Timeout, begun), done)
 		return
 	}
-	release, later := c.setAside(ctx, d, put, g.reply, inputs, patience-time.Since(started))
+	release, later := c.setAllAside(ctx, d, put, g.reply, inputs, patience-time.Since(started))
 	guard.Go("client put", func() {
 		defer release()
 		g.err = later(ctx, remaining(req.Timeout, begun))
@@ -218,6 +224,44 @@ func (c *Client) deliverAside(ctx context.Context, g *wire.PutReply, inputs []*f
 		err = d.send(ctx, c, 0)
 	}
 	return err
+}
+
+// setAllAside copies what has not arrived yet into memory of our own, which release gives back, and returns what sends it; see
+// setAside. Without a plan nothing has arrived.
+func (c *Client) setAllAside(
+	ctx context.Context, d *delivery, put *wire.PutRequest, g *wire.PutReply, inputs []*foreign.Input, patience time.Duration,
+) (release func(), later func(context.Context, time.Duration) error) {
+	if d == nil {
+		aside, release, err := c.copyAside(put, inputs)
+		return release, func(ctx context.Context, timeout time.Duration) error {
+			if err != nil {
+				return err
+			}
+			return c.deliverAside(ctx, g, aside, timeout)
+		}
+	}
+	releases := make([]func(), len(d.sends))
+	// Its context is not that of the others: each says for itself where it has ended.
+	err := eachAtOnce(context.WithoutCancel(ctx), len(d.sends), func(_ context.Context, i int) (err error) {
+		releases[i] = func() {}
+		if len(d.sends[i].pieces) > 0 {
+			releases[i], err = c.setAside(ctx, d.sends[i], patience)
+		}
+		return err
+	})
+	release = func() {
+		for _, fn := range releases {
+			fn()
+		}
+	}
+	return release, func(ctx context.Context, timeout time.Duration) error {
+		if err != nil {
+			return err
+		}
+		ctx, cancel := within(ctx, timeout)
+		defer cancel()
+		return d.send(ctx, c, 0)
+	}
 }
 
 func within(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {

@@ -100,7 +100,7 @@ func (w *way) dial(ctx context.Context) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return stream.Open(ctx, at.Streams, at.Ticket)
+	return stream.Open(ctx, at.Streams, at.Ticket, at.Pin)
 }
 
 const (

@@ -43,9 +43,13 @@ func (c *call) reachUnit() (any, error) {
 	if !r.Ticket {
 		return reply, nil
 	}
-	return c.later(func(ctx context.Context) (_ any, err error) {
-		reply.Streams, reply.Ticket, err = u.Ticket(ctx)
-		return reply, err
+	return c.later(func(ctx context.Context) (any, error) {
+		address, ticket, err := u.Ticket(ctx)
+		if err != nil {
+			return nil, err
+		}
+		reply.Streams, reply.Ticket, reply.Pin = address, ticket.Ticket, ticket.Pin
+		return reply, nil
 	})
 }
 

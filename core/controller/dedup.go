@@ -46,36 +46,6 @@ func sharing(r *wire.PutRequest, columns []schema.Column) (same, error) {
 	return out, nil
 }
 
-// stored finds the rows of a column that a unit stores for runs of rows: pairs too, and for each row of the runs which of the
-// stored ones it is. nil: each is stored.
-func stored(first []int64, runs []int64) (pairs []int64, share []uint32) {
-	if first == nil {
-		return nil, nil
-	}
-	rows := uint32(0)
-	place := map[int64]uint32{}
-	for r := 0; r < len(runs); r += 2 {
-		for i := runs[r]; i < runs[r+1]; i++ {
-			at, known := place[first[i]]
-			if !known {
-				at = rows
-				place[first[i]] = at
-				rows++
-				if n := len(pairs); n > 0 && pairs[n-1] == i {
-					pairs[n-1]++
-				} else {
-					pairs = append(pairs, i, i+1)
-				}
-			}
-			share = append(share, at)
-		}
-	}
-	if int(rows) == len(share) {
-		return nil, nil
-	}
-	return pairs, share
-}
-
 // keepOnce narrows the columns of a share to the rows that are stored.
 func (sh *share) keepOnce(columns []schema.Column, first same) {
 	if first == nil {
@@ -83,7 +53,7 @@ func (sh *share) keepOnce(columns []schema.Column, first same) {
 	}
 	sh.once = make([][]int64, len(columns))
 	for k := range columns {
-		pairs, share := stored(first[k], sh.runs)
+		pairs, share := schema.StoredOnce(first[k], sh.runs)
 		if share == nil {
 			continue
 		}

@@ -35,6 +35,37 @@ func (c *Column) checkShare() error {
 	return nil
 }
 
+// StoredOnce finds the rows that are stored for runs of rows, pairs [from, to), when equal rows are stored once: pairs too, and
+// for each row of the runs which of the stored ones it is. first says of each row which is the first that is equal. nil: each
+// row is stored.
+func StoredOnce(first []int64, runs []int64) (pairs []int64, share []uint32) {
+	if first == nil {
+		return nil, nil
+	}
+	rows := uint32(0)
+	place := map[int64]uint32{}
+	for r := 0; r < len(runs); r += 2 {
+		for i := runs[r]; i < runs[r+1]; i++ {
+			at, known := place[first[i]]
+			if !known {
+				at = rows
+				place[first[i]] = at
+				rows++
+				if n := len(pairs); n > 0 && pairs[n-1] == i {
+					pairs[n-1]++
+				} else {
+					pairs = append(pairs, i, i+1)
+				}
+			}
+			share = append(share, at)
+		}
+	}
+	if int(rows) == len(share) {
+		return nil, nil
+	}
+	return pairs, share
+}
+
 // Alike returns a function that reports whether two rows look alike, so that they can be one if their bytes are equal too.
 func (c *Column) Alike() func(i, j int) bool {
 	switch c.Form {

@@ -3,7 +3,9 @@
 package session_test
 
 import (
+	"bytes"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -42,7 +44,7 @@ func joinAway(s *session.Session, units ...*process) error {
 	var req wire.JoinUnitsRequest
 	for _, p := range units {
 		req.Units = append(req.Units, wire.UnitAddress{
-			Name: p.name(), Socket: p.Info.Socket, Secret: p.Info.Secret, Host: p.Info.Machine, Address: p.Info.Address, Machine: p.Info.Machine,
+			Name: p.name(), Socket: p.Info.Socket, Secret: p.Info.Secret, Host: p.Info.Machine, Address: p.Info.Address, Machine: p.Info.Machine, Key: p.Info.Key,
 		})
 	}
 	return ask(s, wire.OpJoinUnits, &req, nil)
@@ -234,4 +236,94 @@ func TestEverybodyHearsInTimeThatTheControllerIsGone(t *testing.T) {
 		}
 		return err
 	}))
+}
+
+// What is dumped of units on other hosts is written and read where the controller is.
+func TestDumpsOfUnitsOnOtherHosts(t *testing.T) {
+	checkRemote(t)
+	cfg := listening(config(t))
+	startedB, startedC := spawnOn(t, cfg, "unit-b", "b"), spawnOn(t, cfg, "unit-c", "c")
+	on(t, "a")
+	here := open(t, in(cfg, func(c *session.Config) { c.Units = -1 }))
+	require.NoError(t, joinAway(here, startedB(), startedC()))
+	w := &writer{here, foreigntest.New(t, 128<<20)}
+	keys := wire.Strings{"a", "b", "c", "d"}
+	for i, key := range keys { // each where there is most room
+		require.NoError(t, w.put(putBody{Keys: wire.Strings{key}}, 1<<20, int64(i)))
+	}
+	dump := filepath.Join(t.TempDir(), "dump")
+	require.NoError(t, ask(here, wire.OpDumpRows, &wire.DumpRequest{Path: dump, Partition: "p", Keys: keys}, nil))
+	for _, key := range keys {
+		require.NoError(t, w.put(putBody{Keys: wire.Strings{key}}, 1<<20, 9))
+	}
+	require.NoError(t, w.clear("b"))
+	require.NoError(t, ask(here, wire.OpLoadRows, &wire.LoadRowsRequest{Path: dump}, nil))
+	got, err := w.values(keys...)
+	require.NoError(t, err)
+	require.Equal(t, []int64{0, 1, 2, 3}, got)
+	requireClean(t, here)
+}
+
+// A write that has to move because its key was created elsewhere meanwhile is copied from host to host.
+func TestAWriteMovesBetweenHosts(t *testing.T) {
+	checkRemote(t)
+	cfg := listening(config(t))
+	startedB, startedC := spawnOn(t, cfg, "unit-b", "b"), spawnOn(t, cfg, "unit-c", "c")
+	on(t, "a")
+	here := open(t, in(cfg, func(c *session.Config) { c.Units = -1 }))
+	require.NoError(t, joinAway(here, startedB(), startedC()))
+	const writers, rounds = 4, 25
+	var all []*writer
+	for i := range writers {
+		on(t, []string{"b", "c"}[i%2])
+		all = append(all, &writer{open(t, reaching(cfg, here.Info.Address)), foreigntest.New(t, 16<<20)})
+	}
+	for round := range rounds { // of different hosts, which prefer different units
+		key := wire.Strings{fmt.Sprint("k", round)}
+		errs := make(chan error, writers)
+		for i, w := range all {
+			guard.Go("test: writer", func() { errs <- w.put(putBody{Keys: key}, wide, int64(i)) })
+		}
+		for range writers {
+			require.NoError(t, <-errs)
+		}
+		got, err := all[0].values(key...)
+		require.NoError(t, err, "its elements are of one write")
+		require.Less(t, got[0], int64(writers))
+	}
+	for _, w := range all {
+		require.NoError(t, w.s.Close(time.Second))
+	}
+	requireClean(t, here)
+}
+
+// With CURVE everything that crosses between three hosts is encrypted: requests of the controller to its units, and payload.
+func TestUnitsOnOtherHostsEncrypt(t *testing.T) {
+	checkRemote(t)
+	cfg := in(listening(config(t)), func(c *session.Config) { c.Security, c.KeyFile = "curve", filepath.Join(t.TempDir(), "key") })
+	start := spawnOn(t, cfg, "unit-b", "b")
+	on(t, "a")
+	here := open(t, in(cfg, func(c *session.Config) { c.Units = -1 }))
+	unit := start()
+	require.NotEmpty(t, unit.Info.Key)
+	plain := *unit
+	plain.Info.Key = nil
+	require.Error(t, joinAway(here, &plain), "it does not speak to who does not encrypt")
+	other := *unit
+	other.Info.Key = bytes.Repeat([]byte{9}, len(unit.Info.Key))
+	require.Error(t, joinAway(here, &other), "and nobody else is taken for it")
+	require.NoError(t, joinAway(here, unit))
+	on(t, "c")
+	there := open(t, in(reaching(cfg, here.Info.Address), func(c *session.Config) {
+		c.Token = fmt.Appendf(nil, "%s %x", token, here.Info.Key)
+	}))
+	w := &writer{there, foreigntest.New(t, 64<<20)}
+	for _, width := range []int{narrow, wide, 2 << 20} {
+		require.NoError(t, w.put(putBody{Keys: wire.Strings{"a"}}, width, 5))
+		got, err := w.values("a")
+		require.NoError(t, err)
+		require.Equal(t, []int64{5}, got)
+	}
+	require.NoError(t, there.Close(time.Second))
+	requireClean(t, here)
 }

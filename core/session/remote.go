@@ -21,9 +21,26 @@ const (
 	redialPause = 20 * time.Millisecond
 )
 
+// listen serves clients of other hosts.
+func (s *Session) listen(cfg *Config) error {
+	own, public, err := ownCredentials(cfg)
+	if err != nil {
+		return err
+	}
+	if s.remote, err = zmq.Listen(cfg.Listen, cfg.PayloadPort, own, s.server); err != nil {
+		return err
+	}
+	s.Info.Address, s.Info.Key = s.remote.Address(), public.Key
+	return nil
+}
+
 // joinRemote attaches to the session that listens at tcp://HOST:PORT. A server that is not there yet is waited for.
 func joinRemote(ctx context.Context, cfg *Config) (*Session, error) {
-	r := &redialer{address: cfg.Address, token: cfg.Token, id: client.NewID()}
+	given, err := reachCredentials(cfg)
+	if err != nil {
+		return nil, err
+	}
+	r := &redialer{address: cfg.Address, given: given, id: client.NewID()}
 	var conn transport.Conn
 	var config wire.ConfigReply
 	for {
@@ -57,13 +74,13 @@ func configOf(ctx context.Context, conn transport.Conn, config *wire.ConfigReply
 // redialer connects a client to its session again and again. Its methods are called by one goroutine at a time.
 type redialer struct {
 	address string
-	token   []byte
+	given   zmq.Credentials
 	id      uint64
 	life    uint64
 }
 
 func (r *redialer) dial(ctx context.Context) (*zmq.Conn, error) {
-	conn, err := zmq.Dial(ctx, r.address, r.token, r.id, r.life)
+	conn, err := zmq.Dial(ctx, r.address, r.given, r.id, r.life)
 	if err != nil {
 		return nil, err
 	}
@@ -73,23 +90,37 @@ func (r *redialer) dial(ctx context.Context) (*zmq.Conn, error) {
 
 // dialUntil tries as long as nobody answers and ctx lasts; the last error says why.
 func (r *redialer) dialUntil(ctx context.Context) (*zmq.Conn, error) {
+	var why error
 	for {
 		conn, err := r.dial(ctx)
+		if err != nil && why != nil && ctx.Err() != nil {
+			return nil, why // that the last attempt had no time left is not the reason
+		}
 		if err == nil || tqerr.CodeOf(err) != tqerr.Unavailable {
 			return conn, err
 		}
+		why = err
 		select {
 		case <-time.After(redialPause):
 		case <-ctx.Done():
-			return nil, err
+			return nil, why
 		}
 	}
 }
 
-func (r *redialer) redial(ctx context.Context) (transport.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, redialFor)
+// dialFor tries for redialFor at most. Silence for so long is Unavailable: the caller's time is not over.
+func (r *redialer) dialFor(ctx context.Context) (*zmq.Conn, error) {
+	short, cancel := context.WithTimeout(ctx, redialFor)
 	defer cancel()
-	conn, err := r.dialUntil(ctx)
+	conn, err := r.dialUntil(short)
+	if err != nil && ctx.Err() == nil && tqerr.CodeOf(err) == tqerr.DeadlineExceeded {
+		return nil, tqerr.New(tqerr.Unavailable, "%s", err)
+	}
+	return conn, err
+}
+
+func (r *redialer) redial(ctx context.Context) (transport.Conn, error) {
+	conn, err := r.dialFor(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -105,11 +136,9 @@ func dialUnit(ctx context.Context, at *wire.UnitAddress) (remote.Conn, error) {
 			return conn, err
 		}
 	}
-	r := &redialer{address: at.Address, token: at.Token(), id: client.NewID()}
+	r := &redialer{address: at.Address, given: zmq.Credentials{Token: at.Token(), Key: at.Key}, id: client.NewID()}
 	dial := func(ctx context.Context) (remote.Link, error) {
-		ctx, cancel := context.WithTimeout(ctx, redialFor)
-		defer cancel()
-		conn, err := r.dialUntil(ctx)
+		conn, err := r.dialFor(ctx)
 		if err != nil {
 			return nil, err
 		}

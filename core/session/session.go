@@ -62,7 +62,10 @@ type Config struct {
 	PayloadPort int    `msgpack:"payload_port"` // of one that listens, 0: any free one
 	Address     string `msgpack:"address"`      // tcp://HOST:PORT of the session to join, instead of one of this host
 	Machine     string `msgpack:"machine"`      // of the session to join: there its Socket is tried first
-	Token       []byte `msgpack:"token"`        // what clients of other hosts must know
+	Token       []byte `msgpack:"token"`        // what clients of other hosts must know, see zmq.ParseToken
+	Security    string `msgpack:"security"`     // "curve": what crosses to other hosts is encrypted; "token", "": not
+	TokenFile   string `msgpack:"token_file"`   // of an owner: where Token is from, if from a file; CURVE's public key is added there
+	KeyFile     string `msgpack:"key_file"`     // of an owner with CURVE: its secret key, made when it is not there
 }
 
 // Info tells how a session was opened.
@@ -76,6 +79,7 @@ type Info struct {
 	Blob    []byte `msgpack:"config"`
 	Address string `msgpack:"address"` // where it listens for other hosts, or was reached
 	Machine string `msgpack:"machine"` // where the socket is; see internal/machine
+	Key     []byte `msgpack:"key"`     // of the server, which clients must know besides the token; none without CURVE
 }
 
 // Session is this process's part in a session.
@@ -272,10 +276,9 @@ func own(cfg *Config, p paths, lock *os.File) (_ *Session, err error) {
 		return nil, err
 	}
 	if cfg.Listen != "" {
-		if s.remote, err = zmq.Listen(cfg.Listen, cfg.PayloadPort, cfg.Token, s.server); err != nil {
+		if err = s.listen(cfg); err != nil {
 			return nil, err
 		}
-		s.Info.Address = s.remote.Address()
 	}
 	s.inside = inproc.NewServer(s.server)
 	if s.conn, err = s.inside.Dial(client.NewID()); err != nil {
@@ -284,7 +287,7 @@ func own(cfg *Config, p paths, lock *os.File) (_ *Session, err error) {
 	s.Client = client.New(client.Options{Conn: s.conn, Pool: s.Pool, Machine: machine.ID()})
 	s.Info = Info{
 		Owner: true, Session: r.Session, PID: r.PID, Socket: r.Socket, Secret: secret, Host: host, Blob: cfg.Blob, Address: s.Info.Address,
-		Machine: machine.ID(),
+		Key: s.Info.Key, Machine: machine.ID(),
 	}
 	if lock == nil {
 		return s, nil

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"crypto/rand"
 	"errors"
 	"net"
 	"os"
@@ -54,7 +55,15 @@ func openUnit(cfg *Config, p paths) (_ *Session, err error) {
 	if s.socket, err = local.Listen(s.Info.Socket, secret, s.host); err != nil || cfg.Listen == "" {
 		return s, err
 	}
-	if s.remote, err = zmq.Listen(cfg.Listen, cfg.PayloadPort, wire.UnitToken(secret), s.host); err != nil {
+	own := zmq.Credentials{Token: wire.UnitToken(secret)}
+	if cfg.Security == securityCurve {
+		own.Key = make([]byte, zmq.KeySize)
+		_, _ = rand.Read(own.Key) // never fails, says crypto/rand
+		if s.Info.Key, err = zmq.PublicKey(own.Key); err != nil {
+			return nil, err
+		}
+	}
+	if s.remote, err = zmq.Listen(cfg.Listen, cfg.PayloadPort, own, s.host); err != nil {
 		return nil, err
 	}
 	s.host.ServeStreams(s.remote.Ticket)

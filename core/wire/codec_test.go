@@ -89,9 +89,9 @@ func samples() []any {
 			Partitions: []PartitionMetrics{{Name: text, Samples: 3, Produced: 1, Tasks: Strings{"t"}, Consumed: Ints{2}}},
 			Units:      []UnitMetrics{{Info: unit, Resident: 4096, Requests: []RequestMetrics{{Type: "GET_DATA", Arrived: 5}}}},
 			Queues:     QueueMetrics{Clients: 1, Waiters: 2, Watches: 3, Writes: 4, WaitingPuts: 5, Jobs: 6}, Bounds: Ints{1, 5}},
-		&JoinUnitsRequest{Units: []UnitAddress{{Name: "u", Socket: "/run/u.sock", Secret: []byte{1}, Host: "h", Address: "tcp://h:1", Machine: "m"}}},
+		&JoinUnitsRequest{Units: []UnitAddress{{Name: "u", Socket: "/run/u.sock", Secret: []byte{1}, Host: "h", Address: "tcp://h:1", Machine: "m", Key: []byte{2}}}},
 		&ReachUnitRequest{Unit: 2, Ticket: true},
-		&ReachUnitReply{Name: "u", Machine: "m", Socket: "/s", Secret: []byte{1}, Streams: "h:2", Ticket: []byte{3}},
+		&ReachUnitReply{Name: "u", Machine: "m", Socket: "/s", Secret: []byte{1}, Streams: "h:2", Ticket: []byte{3}, Pin: []byte{4}},
 		&UnitOpenRequest{Session: 1 << 63, Resume: true},
 		&UnitStageRequest{Txn: 1, Partition: text, Columns: []Column{varying}, Filled: true},
 		&UnitCommitRequest{Txn: 1, Samples: *named},
@@ -113,7 +113,7 @@ func samples() []any {
 			Columns: []UnitColumn{{Column: free, Runs: []UnitRun{{Rows: 2, Block: Block{Offset: 64, Size: 12}}}}, {Column: Column{Field: "none"}}},
 			Missing: &MissingCell{Field: "x", Index: 4, Generation: 7, Stale: true}, Writes: true,
 			Damaged: &DamagedCell{Field: "x", Index: 4, Generation: 7, Cause: "its checksum differs"},
-			Ticket:  &UnitTicket{Port: 1, Ticket: []byte{2}},
+			Ticket:  &UnitTicket{Port: 1, Ticket: []byte{2}, Pin: []byte{3}},
 			Opened:  &UnitOpened{Name: "u", Incarnation: 5, PID: 9, SampleLimit: 100}},
 	}
 }

@@ -21,6 +21,7 @@ type UnitAddress struct {
 
 	Address string // tcp://HOST:PORT for controllers of other hosts, who show the Token of the secret; "": it serves its own host
 	Machine string // where the socket is; see internal/machine
+	Key     []byte // of CURVE, public; none: what crosses is not encrypted
 }
 
 // Token is the secret as connections between hosts show it.
@@ -43,12 +44,14 @@ type ReachUnitReply struct {
 	Secret  []byte
 	Streams string // HOST:PORT, with a ticket
 	Ticket  []byte
+	Pin     []byte // of the certificate of the streams; none when they are not encrypted
 }
 
 // UnitTicket lets its bearer open one payload stream to a unit.
 type UnitTicket struct {
 	Port   int // on the unit's host
 	Ticket []byte
+	Pin    []byte // of the certificate of the streams; none when they are not encrypted
 }
 
 // UnitOpenRequest is the first request of a controller. A unit that holds cells of another session drops them, or when it is

@@ -38,6 +38,7 @@ def _options() -> argparse.ArgumentParser:
     serve.add_argument(
         "--name", help="with --join tcp://...: what the names of the units begin with (default: name of this host)"
     )
+    serve.add_argument("--security", choices=("token", "curve"), help="curve: encrypt what crosses (default: token)")
     status = commands.add_parser("status", help="print partitions, units and bytes")
     status.add_argument("--namespace", help="name of the session (default: of the configuration)")
     status.add_argument("--json", action="store_true", help="print JSON")
@@ -70,6 +71,8 @@ def _given(arguments: argparse.Namespace) -> dict[str, Any]:
         given["remote"] = {**(given.get("remote") or {}), "listen": arguments.listen}
     if getattr(arguments, "payload_port", None) is not None:
         given["remote"] = {**(given.get("remote") or {}), "payload_port": arguments.payload_port}
+    if getattr(arguments, "security", None) is not None:
+        given["security"] = arguments.security
     if arguments.namespace:
         given["namespace"] = arguments.namespace
     return given
@@ -84,6 +87,7 @@ def serve(arguments: argparse.Namespace) -> int:
         arguments.units = None
     session = _session.open_session(_conf(arguments), "own", units_join=units_join)
     at = f", at {session.info.to_addr('requests')}" if session.info.ports else ""
+    at += f", key {session.key.hex()}" if session.key else ""
     print(f"serving session {session.id}, process {session.owner_pid}{at}", flush=True)
     signal.sigwait(_SIGNALS)
     _session.close()

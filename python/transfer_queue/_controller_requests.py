@@ -37,8 +37,8 @@ def create_partition(partition_id: Any, timeout: float) -> Call[bool]:
 
 def join_units(units: Sequence[ZMQServerInfo], timeout: float) -> Call[None]:
     """Make units that run in other processes part of the session; those that are already stay as they are."""
-    addresses = [
-        [unit.id, unit.socket, unit.secret, unit.ip, unit.to_addr("requests") if unit.ports else "", unit.machine]
-        for unit in units
-    ]
+    addresses = []
+    for unit in units:
+        at = unit.to_addr("requests") if unit.ports else ""
+        addresses.append([unit.id, unit.socket, unit.secret, unit.ip, at, unit.machine, unit.key])
     return Call(Op.JOIN_UNITS, encode([addresses]), no_result, timeout=timeout)

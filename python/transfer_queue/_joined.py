@@ -53,11 +53,12 @@ class JoinedUnits:
         self._failed = ""
         storage = {**(self._session.config.get("backend") or {}).get("SimpleStorage", {}), **given}
         memory, samples = limits(storage)
+        security = "curve" if b" " in _remote.token(conf["namespace"]) else ""  # it has a key
         try:
             for rank in range(count):
                 at, port = (listen, payload_port) if rank == 0 else (_at(_host(listen)), 0)
                 unit = f"{name or socket.gethostname()}-{rank}"
-                host = UnitHost(unit, memory, samples, conf["namespace"], storage, at, port)
+                host = UnitHost(unit, memory, samples, conf["namespace"], storage, at, port, security)
                 self.hosts.append(host)
                 if host.address.ip in ("0.0.0.0", "::"):
                     host.address.ip = facing

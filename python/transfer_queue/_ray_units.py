@@ -46,10 +46,10 @@ def start(conf: Any) -> dict[str, Any]:
     offload = section.get("ssd_offload") or {}
     durable = offload.get("enabled") and (offload.get("durability") or "none") != "none"
     restarts = {"max_restarts": -1} if durable else {}
-    listen = several_nodes()
+    listen, security = several_nodes(), conf.get("security") or ""
     return {
         f"unit-{rank}": simple_storage.SimpleStorageUnit.options(
             name=actor_name(rank), scheduling_strategy=place, **restarts
-        ).remote(plain, name=f"unit-{rank}", environment=environment(), listen=listen)
+        ).remote(plain, name=f"unit-{rank}", environment=environment(), listen=listen, security=security)
         for rank, place in enumerate(places)
     }

@@ -45,6 +45,7 @@ class Session:
         pid: process that opened it; in a forked child it is of no use.
         owner: whether controller and units run in this process.
         info: its address, with which other processes join it.
+        key: public key of its server, which clients of other hosts need when the session uses CURVE.
         config: configuration of the session, as its owner has it, with the address in ``controller.zmq_info``.
     """
 
@@ -54,10 +55,13 @@ class Session:
         self.owner: bool = described["owner"]
         self.id: str = described["session"]
         self.owner_pid: int = described["pid"]
+        self.key: bytes = described["key"] or b""
         self.workers: Workers | None = None
         self.page: _metrics.Page | None = None
         self.info = _info(Role.CONTROLLER, "TransferQueueController", described)
         self.info.token = options.get("token", b"") if self.info.ports else b""
+        if self.key and b" " not in self.info.token:
+            self.info.token += b" " + self.key.hex().encode()
         try:
             self.config: Any = _with_addresses(_unpickled(described["config"]), self.info, described)
             client = self.config.get("client") or {}
@@ -197,6 +201,7 @@ def _options(conf: Any, mode: str) -> dict[str, Any]:
         "config": b"",
         "timeout_ms": int(1000 * float(client.get("timeout_s") or _TIMEOUT_S)),
         "version": version(),
+        "security": conf.get("security") or "token",
         **({} if mode == "attach" else _remote.listening(conf)),
     }
 
@@ -310,7 +315,8 @@ def own_private(conf: Any, units_join: bool = False, listen: str = "") -> Sessio
     if units_join:
         options["units"] = -1
     if listen and "listen" not in options:
-        options.update(listen=listen, token=_remote.new_token())
+        key_file = str(_remote.key_file(options["namespace"]))
+        options.update(listen=listen, token=_remote.new_token(), key_file=key_file)
     session = Session(options)
     with _lock:
         _others[session.id] = session

@@ -32,6 +32,7 @@ class UnitHost:
             earlier unit of this name and namespace has left there.
         listen: ``tcp://HOST:PORT`` where other hosts reach it, empty for none. The host is told to them as it is here.
         payload_port: port of payload on the same host, 0 for any free one.
+        security: ``"curve"`` when what crosses to other hosts is encrypted.
 
     Raises:
         InvalidArgumentError: the name is empty or too long, a limit is negative, or an address makes no sense.
@@ -56,6 +57,7 @@ class UnitHost:
         storage: Mapping[str, Any] | None = None,
         listen: str = "",
         payload_port: int = 0,
+        security: str = "",
     ) -> None:
         options = {
             "mode": "unit",
@@ -68,6 +70,7 @@ class UnitHost:
             "version": _session.version(),
             "listen": listen,
             "payload_port": payload_port,
+            "security": security,
         }
         self._handle, described = _session._opened(options)
         self._pid = os.getpid()
@@ -83,6 +86,7 @@ class UnitHost:
             secret=described["secret"],
             pid=described["pid"],
             machine=described["machine"],
+            key=described["key"] or b"",
         )
         atexit.register(self._at_exit)
         try:

@@ -37,6 +37,7 @@ class UnitActor:
         name: its name in the session, by default a new one.
         environment: variables of the creator, for those that are not set here.
         listen: whether other nodes of the cluster have to reach it, at the address of this one.
+        security: of the session, for what crosses to other nodes.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class UnitActor:
         name: str | None = None,
         environment: Mapping[str, str] | None = None,
         listen: bool = False,
+        security: str = "",
     ) -> None:
         self._host: UnitHost | None = None
         self._failed: BaseException | None = None
@@ -58,7 +60,7 @@ class UnitActor:
             storage = None if isinstance(config, bool) else config
             name = name or f"TQ_STORAGE_UNIT_{uuid.uuid4().hex[:8]}"
             at = node_address() if listen else ""
-            self._host = UnitHost(name, memory, samples, storage=storage, listen=at)
+            self._host = UnitHost(name, memory, samples, storage=storage, listen=at, security=security)
             if _started_again():
                 threading.Thread(target=self._join_again, name="tq-join", daemon=True).start()
         except BaseException as error:

@@ -141,7 +141,12 @@ while True:
         time.sleep(0.05)
     except Exception as error:
         print(f"lost {type(error).__name__}: {error}", flush=True)
-        tq.kv_put("a", "p", {"x": rows(1, 50000)[0]})
+        while True:
+            try:
+                tq.kv_put("a", "p", {"x": rows(1, 50000)[0]})
+                break
+            except ConnectionError:
+                time.sleep(0.1)
 """
 )
 

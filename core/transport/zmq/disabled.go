@@ -16,13 +16,13 @@ var errDisabled = tqerr.New(tqerr.Unimplemented, "this library was built without
 type Server struct{}
 
 // Listen gives Unimplemented: the library was built without libzmq.
-func Listen(string, int, []byte, transport.Handler) (*Server, error) { return nil, errDisabled }
+func Listen(string, int, Credentials, transport.Handler) (*Server, error) { return nil, errDisabled }
 
 // Address is where the server listens.
 func (*Server) Address() string { return "" }
 
 // Ticket is none.
-func (*Server) Ticket(transport.Lender) (port int, ticket []byte) { return 0, nil }
+func (*Server) Ticket(transport.Lender) wire.UnitTicket { return wire.UnitTicket{} }
 
 // Close does nothing.
 func (*Server) Close() error { return nil }
@@ -31,7 +31,9 @@ func (*Server) Close() error { return nil }
 func (*Server) Descriptors() []int { return nil }
 
 // Dial gives Unimplemented: the library was built without libzmq.
-func Dial(context.Context, string, []byte, uint64, uint64) (*Conn, error) { return nil, errDisabled }
+func Dial(context.Context, string, Credentials, uint64, uint64) (*Conn, error) {
+	return nil, errDisabled
+}
 
 // Conn is a connection, which this build cannot make.
 type Conn struct{ transport.Streamer }

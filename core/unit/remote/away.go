@@ -65,7 +65,7 @@ func (u *Unit) Doubts() []Cells {
 }
 
 // Ticket asks for a ticket of a payload stream, and says where to show it.
-func (u *Unit) Ticket(ctx context.Context) (address string, ticket []byte, err error) {
+func (u *Unit) Ticket(ctx context.Context) (address string, ticket *wire.UnitTicket, err error) {
 	a := u.post(wire.OpUnitTicket, &wire.UnitStatsRequest{}, nil)
 	if err := a.wait(ctx); err != nil {
 		return "", nil, err
@@ -78,7 +78,7 @@ func (u *Unit) Ticket(ctx context.Context) (address string, ticket []byte, err e
 	if err != nil {
 		return "", nil, tqerr.New(tqerr.InvalidArgument, "unit %q: address %q: %v", u.at.Name, u.at.Address, err)
 	}
-	return net.JoinHostPort(host, strconv.Itoa(t.Port)), t.Ticket, nil
+	return net.JoinHostPort(host, strconv.Itoa(t.Port)), t, nil
 }
 
 // granted is what a unit on another host lends under a number.

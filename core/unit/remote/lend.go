@@ -12,8 +12,8 @@ import (
 
 var _ transport.Lender = (*life)(nil)
 
-// Tickets makes tickets of streams that reach what a lender lends, and says at which port.
-type Tickets func(lender transport.Lender) (port int, ticket []byte)
+// Tickets makes tickets of streams that reach what a lender lends.
+type Tickets func(lender transport.Lender) wire.UnitTicket
 
 // ServeStreams lets controllers ask for tickets.
 func (s *Server) ServeStreams(t Tickets) {
@@ -27,8 +27,21 @@ func (l *life) ticket(*request) (*wire.UnitReply, error) {
 	if l.tickets == nil {
 		return nil, tqerr.New(tqerr.InvalidState, "the unit does not listen for other hosts")
 	}
-	port, ticket := l.tickets(l)
-	return &wire.UnitReply{Ticket: &wire.UnitTicket{Port: port, Ticket: ticket}}, nil
+	t := l.tickets(l)
+	return &wire.UnitReply{Ticket: &t}, nil
+}
+
+var _ transport.Lender = (*Server)(nil)
+
+// Lend implements transport.Lender for streams of the controller's own.
+func (s *Server) Lend(peer transport.Peer, grant transport.Grant, stop func()) (memory [][]byte, done func(), err error) {
+	s.mu.Lock()
+	l := s.mu.life
+	s.mu.Unlock()
+	if l == nil || l.peer != peer.ID {
+		return nil, nil, tqerr.New(tqerr.InvalidState, "unit %q was not opened by this controller", s.opts.Name)
+	}
+	return l.Lend(peer, grant, stop)
 }
 
 // Lend implements transport.Lender. The bytes of a write are those of its blocks; those of a read are the runs of its columns;

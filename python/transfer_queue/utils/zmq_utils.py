@@ -31,6 +31,7 @@ class ZMQServerInfo:
         pid: process that listens.
         machine: where the socket can be reached; see ``TQ_HOST_ID`` in docs/environment.md.
         token: what a client of another host must show at a port.
+        key: public key of what listens there, when it encrypts.
     """
 
     def __init__(
@@ -45,10 +46,11 @@ class ZMQServerInfo:
         pid: int = 0,
         machine: str = "",
         token: bytes = b"",
+        key: bytes = b"",
     ) -> None:
         self.role, self.id, self.ip, self.ports = role, id, ip, dict(ports or {})
         self.socket, self.secret, self.session, self.pid = socket, secret, session, pid
-        self.machine, self.token = machine, token
+        self.machine, self.token, self.key = machine, token, key
 
     def to_addr(self, port_name: str = "") -> str:
         """The address as text: ``tcp://ip:port`` of a named port, ``ipc://path`` on this host."""
@@ -68,7 +70,7 @@ class ZMQServerInfo:
         return hash((self.id, self.socket, self.session))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.machine, self.token = "", b""  # addresses of earlier releases have none
+        self.machine, self.token, self.key = "", b"", b""  # addresses of earlier releases have none
         self.__dict__.update(state)
 
     def __repr__(self) -> str:
