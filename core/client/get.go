@@ -25,7 +25,10 @@ func (c *Client) got(ctx context.Context, flags Flags, answer *wire.Reply, err e
 		return &Result{Err: err}
 	}
 	g := newGetting(ctx, c, &reply, answer.Payload)
-	columns, err := g.build(flags)
+	var columns []ResultColumn
+	if err = checkGet(&reply, answer.Payload, !c.remote()); err == nil {
+		columns, err = g.build(flags)
+	}
 	if len(g.leases) > 0 {
 		c.release(g.leases)
 	}
@@ -187,7 +190,8 @@ func (g *getting) view(r *ResultColumn, runs []wire.Run, lease uint64) bool {
 	}
 	first := runs[0]
 	m, err := g.c.mapping(g.ctx, first.Unit, first.Block.Segment)
-	if err != nil {
+	whole := wire.Block{Segment: first.Block.Segment, Offset: first.Block.Offset, Size: size}
+	if err != nil || checkBlock(m, whole) != nil {
 		return false
 	}
 	data, ok := m.Lease(first.Block.Offset, size)

@@ -93,7 +93,9 @@ func (c *Client) putStaged(ctx context.Context, req *Request, put *wire.PutReque
 		g := granted{err: err}
 		if err == nil {
 			g.reply = &wire.PutReply{}
-			g.err = wire.Unmarshal(reply.Body, g.reply)
+			if g.err = wire.Unmarshal(reply.Body, g.reply); g.err == nil {
+				g.err = checkGrant(g.reply, inputs)
+			}
 		}
 		grant <- g
 	})
@@ -184,6 +186,9 @@ func (c *Client) fill(ctx context.Context, g *wire.PutReply, inputs []*foreign.I
 				continue
 			}
 			m, err := c.mapping(ctx, part.Unit, b.Segment)
+			if err == nil {
+				err = checkBlock(m, b)
+			}
 			if err == nil {
 				err = fillBlock(m, b, inputs[k], g.RowsOf(i, k))
 			}

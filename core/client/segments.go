@@ -127,6 +127,9 @@ func (c *Client) read(ctx context.Context, dst []byte, unit uint32, b wire.Block
 	}
 	m, err := c.mapping(ctx, unit, b.Segment)
 	if err == nil {
+		err = checkBlock(m, b)
+	}
+	if err == nil {
 		m.Read(dst[:b.Size], b.Offset)
 	}
 	return err

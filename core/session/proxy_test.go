@@ -29,6 +29,7 @@ type proxy struct {
 	t                          *testing.T
 	cut, twice                 float64       // chances, per message or piece
 	delay                      time.Duration // at most, per message or piece
+	blind                      bool          // what passes is encrypted, so that anything may be sent twice, and no ticket is seen
 	calm                       atomic.Bool
 	cuts, doubles, stale, runs atomic.Int64
 	running                    sync.WaitGroup
@@ -117,8 +118,13 @@ func (p *proxy) carry(client net.Conn, address string) {
 	if _, err := server.Write(first); err != nil {
 		return
 	}
+	const handshakeOfTLS = 22
 	if string(first) == "TQ1S" {
 		p.carryStream(client, server, first, address)
+		return
+	}
+	if first[0] == handshakeOfTLS {
+		p.carryBytes(client, server)
 		return
 	}
 	var both sync.WaitGroup
@@ -182,7 +188,7 @@ func (p *proxy) messages(from io.Reader, to io.Writer, greeting int) {
 		if _, err := to.Write(frame); err != nil {
 			return
 		}
-		if double(body) && !p.calm.Load() && rand.Float64() < p.twice {
+		if (p.blind || double(body)) && !p.calm.Load() && rand.Float64() < p.twice {
 			p.doubles.Add(1)
 			if _, err := to.Write(frame); err != nil {
 				return
@@ -205,6 +211,26 @@ func (p *proxy) carryStream(client, server net.Conn, first []byte, address strin
 	if _, err := server.Write(ticket); err != nil {
 		return
 	}
+	answered := p.carryBytes(client, server)
+	if p.calm.Load() || !answered { // a cut may come before the server has read the ticket
+		return
+	}
+	again, err := net.Dial("tcp", address)
+	if err != nil {
+		return
+	}
+	defer again.Close()
+	_ = again.SetDeadline(time.Now().Add(10 * time.Second))
+	_, _ = again.Write(append(first, ticket...))
+	answer, err := io.ReadAll(again)
+	if err == nil && !strings.Contains(string(answer), "was used already") {
+		p.t.Errorf("a ticket that was used is answered with %q", answer)
+	}
+	p.stale.Add(1)
+}
+
+// carryBytes passes on what it does not look at, and tells whether the server has said anything.
+func (p *proxy) carryBytes(client, server net.Conn) bool {
 	var both sync.WaitGroup
 	var answered atomic.Bool
 	both.Add(2)
@@ -233,19 +259,5 @@ func (p *proxy) carryStream(client, server net.Conn, first []byte, address strin
 		})
 	}
 	both.Wait()
-	if p.calm.Load() || !answered.Load() { // a cut may come before the server has read the ticket
-		return
-	}
-	again, err := net.Dial("tcp", address)
-	if err != nil {
-		return
-	}
-	defer again.Close()
-	_ = again.SetDeadline(time.Now().Add(10 * time.Second))
-	_, _ = again.Write(append(first, ticket...))
-	answer, err := io.ReadAll(again)
-	if err == nil && !strings.Contains(string(answer), "was used already") {
-		p.t.Errorf("a ticket that was used is answered with %q", answer)
-	}
-	p.stale.Add(1)
+	return answered.Load()
 }

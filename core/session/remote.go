@@ -18,9 +18,26 @@ const (
 	redialPause = 20 * time.Millisecond
 )
 
+// listen serves clients of other hosts.
+func (s *Session) listen(cfg *Config) error {
+	own, public, err := ownCredentials(cfg)
+	if err != nil {
+		return err
+	}
+	if s.remote, err = zmq.Listen(cfg.Listen, cfg.PayloadPort, own, s.server); err != nil {
+		return err
+	}
+	s.Info.Address, s.Info.Key = s.remote.Address(), public.Key
+	return nil
+}
+
 // joinRemote attaches to the session that listens at tcp://HOST:PORT. A server that is not there yet is waited for.
 func joinRemote(ctx context.Context, cfg *Config) (*Session, error) {
-	r := &redialer{address: cfg.Address, token: cfg.Token, id: client.NewID()}
+	given, err := reachCredentials(cfg)
+	if err != nil {
+		return nil, err
+	}
+	r := &redialer{address: cfg.Address, given: given, id: client.NewID()}
 	var conn transport.Conn
 	var config wire.ConfigReply
 	for {
@@ -53,13 +70,13 @@ func configOf(ctx context.Context, conn transport.Conn, config *wire.ConfigReply
 // redialer connects a client to its session again and again. Its methods are called by one goroutine at a time.
 type redialer struct {
 	address string
-	token   []byte
+	given   zmq.Credentials
 	id      uint64
 	life    uint64
 }
 
 func (r *redialer) dial(ctx context.Context) (transport.Conn, error) {
-	conn, err := zmq.Dial(ctx, r.address, r.token, r.id, r.life)
+	conn, err := zmq.Dial(ctx, r.address, r.given, r.id, r.life)
 	if err != nil {
 		return nil, err
 	}
@@ -69,15 +86,20 @@ func (r *redialer) dial(ctx context.Context) (transport.Conn, error) {
 
 // dialUntil tries as long as nobody answers and ctx lasts; the last error says why.
 func (r *redialer) dialUntil(ctx context.Context) (transport.Conn, error) {
+	var why error
 	for {
 		conn, err := r.dial(ctx)
+		if err != nil && why != nil && ctx.Err() != nil {
+			return nil, why // that the last attempt had no time left is not the reason
+		}
 		if err == nil || tqerr.CodeOf(err) != tqerr.Unavailable {
 			return conn, err
 		}
+		why = err
 		select {
 		case <-time.After(redialPause):
 		case <-ctx.Done():
-			return nil, err
+			return nil, why
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"transferqueue/core/foreign"
 	"transferqueue/core/foreign/foreigntest"
 	"transferqueue/core/session"
+	"transferqueue/core/transport/zmq"
 	"transferqueue/core/wire"
 )
 
@@ -47,12 +49,16 @@ func plain(b *testing.B, size int) func() {
 // dense beside a plain stream, one row, and 1024 rows of a kilobyte.
 func BenchmarkRemote(b *testing.B) {
 	for name, elsewhere := range map[string]bool{"units here": false, "units elsewhere": true} {
-		b.Run(name, func(b *testing.B) { benchmarkRemote(b, elsewhere) })
+		b.Run(name, func(b *testing.B) { benchmarkRemote(b, elsewhere, "token") })
 	}
+	b.Run("units here, curve", func(b *testing.B) { benchmarkRemote(b, false, "curve") })
 }
 
-func benchmarkRemote(b *testing.B, elsewhere bool) {
-	cfg := &session.Config{Mode: "own", Dir: b.TempDir(), Namespace: "n", TimeoutMS: 5000, Units: 2, Listen: "tcp://127.0.0.1:0", Token: token}
+func benchmarkRemote(b *testing.B, elsewhere bool, security string) {
+	cfg := &session.Config{
+		Mode: "own", Dir: b.TempDir(), Namespace: "n", TimeoutMS: 5000, Units: 2, Listen: "tcp://127.0.0.1:0", Token: token,
+		Security: security, KeyFile: filepath.Join(b.TempDir(), "key"),
+	}
 	var units []*process
 	if elsewhere {
 		first, second := spawn(b, asUnit(cfg, "unit-a")), spawn(b, asUnit(cfg, "unit-b"))
@@ -62,7 +68,8 @@ func benchmarkRemote(b *testing.B, elsewhere bool) {
 	require.NoError(b, err)
 	require.NoError(b, join(owner, units...))
 	b.Cleanup(func() { require.NoError(b, owner.Close(time.Second)) })
-	s, err := session.Open(context.Background(), &session.Config{Address: owner.Info.Address, Token: token, TimeoutMS: 5000})
+	given := zmq.Credentials{Token: token, Key: owner.Info.Key}
+	s, err := session.Open(context.Background(), &session.Config{Address: owner.Info.Address, Token: given.Text(), TimeoutMS: 5000})
 	require.NoError(b, err)
 	b.Cleanup(func() { require.NoError(b, s.Close(time.Second)) })
 	c := &caller{b: b, s: s, done: make(chan *client.Result, 1)}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -109,16 +110,28 @@ func (p paths) read() (*rendezvous, error) {
 	if st, ok := info.Sys().(*syscall.Stat_t); ok && int(st.Uid) != os.Getuid() {
 		return nil, tqerr.New(tqerr.InvalidState, "rendezvous file %s belongs to user %d, want %d", p.file, st.Uid, os.Getuid())
 	}
-	data, err := os.ReadFile(p.file)
+	file, err := os.Open(p.file)
 	if err != nil {
 		return nil, err
 	}
+	defer file.Close()
+	data, err := io.ReadAll(io.LimitReader(file, maxRendezvous))
+	if err != nil {
+		return nil, err
+	}
+	return parseRendezvous(p.file, data)
+}
+
+// maxRendezvous is far above the size of a rendezvous file.
+const maxRendezvous = 64 << 10
+
+func parseRendezvous(path string, data []byte) (*rendezvous, error) {
 	var r rendezvous
-	if err := json.Unmarshal(data, &r); err != nil || r.Format == 0 || r.Socket == "" {
-		return nil, tqerr.New(tqerr.Corruption, "rendezvous file %s is not one of a session; remove it if no session runs", p.file)
+	if err := json.Unmarshal(data, &r); err != nil || r.Format <= 0 || r.Socket == "" {
+		return nil, tqerr.New(tqerr.Corruption, "rendezvous file %s is not one of a session; remove it if no session runs", path)
 	}
 	if r.Format > rendezvousFormat || r.Protocol != wire.Version {
-		return nil, tqerr.New(tqerr.VersionMismatch, "rendezvous file %s: format %d and protocol %d, want %d and %d", p.file, r.Format, r.Protocol, rendezvousFormat, wire.Version)
+		return nil, tqerr.New(tqerr.VersionMismatch, "rendezvous file %s: format %d and protocol %d, want %d and %d", path, r.Format, r.Protocol, rendezvousFormat, wire.Version)
 	}
 	return &r, nil
 }

@@ -59,7 +59,10 @@ type Config struct {
 	Listen      string `msgpack:"listen"`       // of an owner: tcp://HOST:PORT, where clients of other hosts attach; "": nowhere
 	PayloadPort int    `msgpack:"payload_port"` // of an owner that listens, 0: any free one
 	Address     string `msgpack:"address"`      // tcp://HOST:PORT of the session to join, instead of one of this host
-	Token       []byte `msgpack:"token"`        // what clients of other hosts must know
+	Token       []byte `msgpack:"token"`        // what clients of other hosts must know, see zmq.ParseToken
+	Security    string `msgpack:"security"`     // "curve": what crosses to other hosts is encrypted; "token", "": not
+	TokenFile   string `msgpack:"token_file"`   // of an owner: where Token is from, if from a file; CURVE's public key is added there
+	KeyFile     string `msgpack:"key_file"`     // of an owner with CURVE: its secret key, made when it is not there
 }
 
 // Info tells how a session was opened.
@@ -72,6 +75,7 @@ type Info struct {
 	Host    string `msgpack:"host"` // of the owner
 	Blob    []byte `msgpack:"config"`
 	Address string `msgpack:"address"` // where it listens for other hosts, or was reached
+	Key     []byte `msgpack:"key"`     // of the server, which clients must know besides the token; none without CURVE
 }
 
 // Session is this process's part in a session.
@@ -260,10 +264,9 @@ func own(cfg *Config, p paths, lock *os.File) (_ *Session, err error) {
 		return nil, err
 	}
 	if cfg.Listen != "" {
-		if s.remote, err = zmq.Listen(cfg.Listen, cfg.PayloadPort, cfg.Token, s.server); err != nil {
+		if err = s.listen(cfg); err != nil {
 			return nil, err
 		}
-		s.Info.Address = s.remote.Address()
 	}
 	s.inside = inproc.NewServer(s.server)
 	if s.conn, err = s.inside.Dial(client.NewID()); err != nil {
@@ -271,7 +274,7 @@ func own(cfg *Config, p paths, lock *os.File) (_ *Session, err error) {
 	}
 	s.Client = client.New(client.Options{Conn: s.conn, Pool: s.Pool})
 	s.Info = Info{
-		Owner: true, Session: r.Session, PID: r.PID, Socket: r.Socket, Secret: secret, Host: host, Blob: cfg.Blob, Address: s.Info.Address,
+		Owner: true, Session: r.Session, PID: r.PID, Socket: r.Socket, Secret: secret, Host: host, Blob: cfg.Blob, Address: s.Info.Address, Key: s.Info.Key,
 	}
 	if lock == nil {
 		return s, nil

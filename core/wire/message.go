@@ -29,4 +29,5 @@ func ParseFrame(data []byte, f *Frame) error {
 type Admission struct {
 	Port   int    // of the streams, on the host that was dialled
 	Ticket []byte // of the stream that lives as long as the connection
+	Pin    []byte // SHA-256 of the certificate of the streams; none when they are not encrypted
 }

@@ -29,6 +29,7 @@ def _options() -> argparse.ArgumentParser:
         "--payload-port", type=int, help="port of their payload on the same host (default: any free one)"
     )
     serve.add_argument("--join", metavar="NAME", help="run one storage unit of that name for the session of this host")
+    serve.add_argument("--security", choices=("token", "curve"), help="curve: encrypt what crosses (default: token)")
     status = commands.add_parser("status", help="print partitions, units and bytes")
     status.add_argument("--namespace", help="name of the session (default: of the configuration)")
     status.add_argument("--json", action="store_true", help="print JSON")
@@ -54,6 +55,8 @@ def _conf(arguments: argparse.Namespace) -> Any:
         given["remote"] = {**(given.get("remote") or {}), "listen": arguments.listen}
     if getattr(arguments, "payload_port", None) is not None:
         given["remote"] = {**(given.get("remote") or {}), "payload_port": arguments.payload_port}
+    if getattr(arguments, "security", None) is not None:
+        given["security"] = arguments.security
     if arguments.namespace:
         given["namespace"] = arguments.namespace
     return config.load(given)
@@ -65,6 +68,7 @@ def serve(arguments: argparse.Namespace) -> int:
         return _serve_unit(arguments)
     session = _session.open_session(_conf(arguments), "own")
     at = f", at {session.info.to_addr('requests')}" if session.info.ports else ""
+    at += f", key {session.key.hex()}" if session.key else ""
     print(f"serving session {session.id}, process {session.owner_pid}{at}", flush=True)
     signals = {signal.SIGTERM, signal.SIGINT}
     signal.sigwait(signals)

@@ -35,7 +35,8 @@ def token_file(namespace: str) -> Path:
 
 
 def token(namespace: str) -> bytes:
-    """The token of the session to attach to: ``TQ_TOKEN``, else the contents of the token file.
+    """The token of the session to attach to, with the server's key behind it when the session uses CURVE: ``TQ_TOKEN``,
+    else the contents of the token file.
 
     Raises:
         InvalidStateError: there is neither.
@@ -52,6 +53,13 @@ def token(namespace: str) -> bytes:
             f"(there is no {path})",
             "init",
         ) from None
+
+
+def key_file(namespace: str) -> Path:
+    """``TQ_KEY_FILE``, else ``<namespace>.key`` beside the token file: the secret key of an owner with CURVE."""
+    given = os.environ.get("TQ_KEY_FILE")
+    beside = token_file(namespace)
+    return Path(given) if given else beside.with_name(beside.name.removesuffix(".token") + ".key")
 
 
 def _read(path: Path) -> bytes:
@@ -88,8 +96,16 @@ def _private(path: Path) -> bytes:
 def listening(conf: Any) -> dict[str, Any]:
     """Options of the core for a session that is to listen for other hosts; none when it is not."""
     section = conf.get("remote") or {}
+    if "security" in section:  # unknown keys are ignored, but this one must not be
+        raise InvalidArgumentError("config: remote.security: the key is security, outside of any section", "init")
     listen = section.get("listen")
     if not listen:
         return {}
     namespace = conf.get("namespace") or "default"
-    return {"listen": str(listen), "payload_port": int(section.get("payload_port") or 0), "token": own_token(namespace)}
+    return {
+        "listen": str(listen),
+        "payload_port": int(section.get("payload_port") or 0),
+        "token": own_token(namespace),
+        "token_file": "" if os.environ.get("TQ_TOKEN", "").strip() else str(token_file(namespace)),
+        "key_file": str(key_file(namespace)),
+    }

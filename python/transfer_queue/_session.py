@@ -45,6 +45,7 @@ class Session:
         pid: process that opened it; in a forked child it is of no use.
         owner: whether controller and units run in this process.
         info: its address, with which other processes join it.
+        key: public key of its server, which clients of other hosts need when the session uses CURVE.
         config: configuration of the session, as its owner has it, with the address in ``controller.zmq_info``.
     """
 
@@ -54,6 +55,7 @@ class Session:
         self.owner: bool = described["owner"]
         self.id: str = described["session"]
         self.owner_pid: int = described["pid"]
+        self.key: bytes = described["key"] or b""
         self.workers: Workers | None = None
         self.page: _metrics.Page | None = None
         self.info = _info(Role.CONTROLLER, "TransferQueueController", described)
@@ -195,6 +197,7 @@ def _options(conf: Any, mode: str) -> dict[str, Any]:
         "config": b"",
         "timeout_ms": int(1000 * float(client.get("timeout_s") or _TIMEOUT_S)),
         "version": version(),
+        "security": conf.get("security") or "token",
         **({} if mode == "attach" else _remote.listening(conf)),
     }
 

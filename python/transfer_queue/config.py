@@ -263,6 +263,7 @@ _port = _whole(0, 65535)
 _KNOWN: dict[str, _Check] = {
     "runtime": _choice("auto", "embedded", "attach", "ray"),
     "namespace": _namespace,
+    "security": _choice("token", "curve"),
     "remote.listen": _or_null(_name),
     "remote.payload_port": _port,
     "client.timeout_s": _seconds("a number above 0", lambda seconds: seconds > 0),

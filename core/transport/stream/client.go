@@ -21,21 +21,27 @@ const (
 	maxIdle = 8
 	// A transfer breaks for good when nothing has arrived after so many attempts, and not before so long.
 	attempts = 8
-	patience = 5 * time.Second
+	patience = 3 * time.Second
 	maxPause = 256 * time.Millisecond
 )
 
-// Open connects to a listener with a ticket. What the server says about the ticket is its error, anything else Unavailable.
-func Open(ctx context.Context, address string, ticket []byte) (net.Conn, error) {
+// Open connects to a listener with a ticket, and with the fingerprint of its certificate when streams are encrypted. What
+// the server says about the ticket is its error, anything else Unavailable.
+func Open(ctx context.Context, address string, ticket, pin []byte) (net.Conn, error) {
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, tqerr.Wrap(tqerr.Unavailable, err, "no stream to tcp://%s", address)
 	}
 	prepare(conn)
-	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	below := conn
+	stop := context.AfterFunc(ctx, func() { _ = below.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	var said *tqerr.Error
+	if conn, err = connect(ctx, conn, pin); err != nil {
+		_ = conn.Close()
+		return nil, tqerr.Wrap(tqerr.Unavailable, err, "no encrypted stream to tcp://%s", address)
+	}
 	if _, err = conn.Write(append([]byte(magic), ticket...)); err == nil {
 		said, err = readStatus(conn)
 	}

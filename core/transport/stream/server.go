@@ -20,6 +20,7 @@ import (
 type Listener struct {
 	listener *net.TCPListener
 	limits   Limits
+	identity *Identity // nil: streams are not encrypted
 	stop     chan struct{}
 	running  sync.WaitGroup
 	mu       struct {
@@ -37,8 +38,8 @@ type ticket struct {
 	timer   *time.Timer // ends it some time after that
 }
 
-// Listen opens a port; 0: any free one.
-func Listen(host string, port int, l Limits) (*Listener, error) {
+// Listen opens a port; 0: any free one. With an identity its streams are encrypted.
+func Listen(host string, port int, l Limits, identity *Identity) (*Listener, error) {
 	address := net.JoinHostPort(host, strconv.Itoa(port))
 	made, err := net.Listen("tcp", address)
 	if errors.Is(err, syscall.EADDRINUSE) {
@@ -47,7 +48,7 @@ func Listen(host string, port int, l Limits) (*Listener, error) {
 	if err != nil {
 		return nil, tqerr.Wrap(tqerr.IO, err, "tcp://%s", address)
 	}
-	s := &Listener{listener: made.(*net.TCPListener), limits: l, stop: make(chan struct{})}
+	s := &Listener{listener: made.(*net.TCPListener), limits: l, identity: identity, stop: make(chan struct{})}
 	s.mu.tickets = map[[ticketSize]byte]*ticket{}
 	s.mu.conns = map[*net.TCPConn]struct{}{}
 	s.running.Add(1)
@@ -144,9 +145,13 @@ func (s *Listener) forget(conn *net.TCPConn) {
 }
 
 // greet reads the ticket, nothing else, and hands the connection over.
-func (s *Listener) greet(conn *net.TCPConn) {
-	prepare(conn)
-	_ = conn.SetDeadline(time.Now().Add(s.limits.Greeting))
+func (s *Listener) greet(accepted *net.TCPConn) {
+	prepare(accepted)
+	_ = accepted.SetDeadline(time.Now().Add(s.limits.Greeting))
+	conn, err := s.identity.accept(accepted)
+	if err != nil {
+		return
+	}
 	var greeting [len(magic) + ticketSize]byte
 	if _, err := io.ReadFull(conn, greeting[:]); err != nil || string(greeting[:len(magic)]) != magic {
 		return

@@ -1,5 +1,6 @@
 // Package stream carries payload over TCP straight between a client's memory and that of a server. It stands beside a
 // connection that has authenticated its peer and hands out tickets; a ticket is good for one stream and for a short time.
+// Streams of a listener with an Identity are TLS 1.3, and everything below is inside of it.
 //
 // A stream begins with a greeting, and is then used for one transfer after the other. All numbers are little-endian:
 //
@@ -121,8 +122,7 @@ func writeBytes(conn net.Conn, head []byte, pieces [][]byte, stall time.Duration
 		if stall > 0 {
 			_ = conn.SetWriteDeadline(time.Now().Add(stall))
 		}
-		rest := batch
-		_, err := rest.WriteTo(conn)
+		err := writeAll(conn, batch)
 		batch, size = batch[:0], 0
 		return err
 	}

@@ -3,7 +3,10 @@ package stream
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
+	"hash/crc32"
+	"io"
 	"net"
 	"strconv"
 	"testing"
@@ -31,14 +34,14 @@ func (l *lender) Lend(_ transport.Peer, _ transport.Grant, stop func()) ([][]byt
 
 func listen(t *testing.T, l Limits) *Listener {
 	leaktest.Check(t)
-	s, err := Listen("127.0.0.1", 0, l)
+	s, err := Listen("127.0.0.1", 0, l, nil)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	return s
 }
 
 func opened(t *testing.T, s *Listener, take func(net.Conn)) net.Conn {
-	conn, err := Open(t.Context(), net.JoinHostPort("127.0.0.1", strconv.Itoa(s.Port())), s.Ticket(take, func() {}))
+	conn, err := Open(t.Context(), net.JoinHostPort("127.0.0.1", strconv.Itoa(s.Port())), s.Ticket(take, func() {}), nil)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	return conn
@@ -71,7 +74,7 @@ func TestATicketWhoseTimerIsLate(t *testing.T) {
 	made.expires = time.Now()
 	s.mu.Unlock()
 	for range 2 {
-		_, err := Open(t.Context(), net.JoinHostPort("127.0.0.1", strconv.Itoa(s.Port())), ticket)
+		_, err := Open(t.Context(), net.JoinHostPort("127.0.0.1", strconv.Itoa(s.Port())), ticket, nil)
 		require.Equal(t, tqerr.NotFound, tqerr.CodeOf(err))
 		require.ErrorContains(t, err, "older than 10s")
 	}
@@ -157,6 +160,7 @@ func FuzzServe(f *testing.F) {
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
+			defer theirs.Close() // as the listener does
 			Serve(theirs, transport.Peer{}, &lender{memory: memory[64:128]}, Limits{Greeting: time.Second, Stall: time.Second})
 		}()
 		go func() {
@@ -192,6 +196,41 @@ func FuzzStatus(f *testing.F) {
 		var known *tqerr.Error
 		if err != nil && errors.As(err, &known) && known.Code != tqerr.Corruption {
 			t.Fatal(err)
+		}
+	})
+}
+
+// FuzzCarry gives a client arbitrary bytes for what a server answers to a transfer: it ends, and fills nothing but its pieces.
+func FuzzCarry(f *testing.F) {
+	f.Add(uint8(kindRead), append(append(statusOf(nil), bytes.Repeat([]byte{7}, 64)...), 1, 2, 3, 4))
+	f.Add(uint8(kindRead), statusOf(tqerr.New(tqerr.NotFound, "gone")))
+	f.Add(uint8(kindWrite), statusOf(nil))
+	f.Add(uint8(kindWrite), []byte{1, 0, 0xff, 0xff})
+	f.Fuzz(func(t *testing.T, kind uint8, raw []byte) {
+		kind = kindWrite + kind%2
+		ours, theirs := net.Pipe()
+		memory := bytes.Repeat([]byte{7}, 192)
+		read := make(chan struct{})
+		go func() {
+			defer close(read)
+			_, _ = io.Copy(io.Discard, theirs)
+		}()
+		go func() {
+			_, _ = theirs.Write(raw)
+			_ = theirs.Close()
+		}()
+		pieces := [][]byte{memory[64:70], memory[70:128]}
+		err := carry(ours, &transfer{kind: kind, length: 64}, pieces)
+		_ = ours.Close()
+		<-read
+		for i, b := range memory {
+			if (i < 64 || i >= 128 || kind == kindWrite) && b != 7 {
+				t.Fatalf("byte %d was overwritten", i)
+			}
+		}
+		if err == nil && kind == kindRead {
+			sum := binary.LittleEndian.AppendUint32(nil, crc32.Checksum(memory[64:128], castagnoli))
+			require.True(t, bytes.HasPrefix(raw[4+int(binary.LittleEndian.Uint16(raw[2:])):], append(memory[64:128:128], sum...)))
 		}
 	})
 }

@@ -61,16 +61,16 @@ func TestNobodyGetsInWithoutTheToken(t *testing.T) {
 	s := run(t, serving{}, defaultLimits)
 	healthy := dialed(t, s, 1)
 	for name, wrong := range map[string]string{
-		"another": "another-token-of-length", "longer": string(token) + "x", "shorter": string(token[:len(token)-1]),
+		"another": "another-token-of-length", "longer": string(token.Token) + "x", "shorter": string(token.Token[:len(token.Token)-1]),
 	} {
-		_, err := Dial(t.Context(), s.Address(), []byte(wrong), 2, 0)
+		_, err := Dial(t.Context(), s.Address(), Credentials{Token: []byte(wrong)}, 2, 0)
 		require.Equal(t, tqerr.InvalidArgument, tqerr.CodeOf(err), "%s: %v", name, err)
 		require.ErrorContains(t, err, "the token is not that of the session at "+s.Address())
 	}
 	for _, bad := range []string{"", "short", strings.Repeat("x", 256), "with a space in between", "with\x00a zero byte"} {
-		_, err := Dial(t.Context(), s.Address(), []byte(bad), 2, 0)
+		_, err := Dial(t.Context(), s.Address(), Credentials{Token: []byte(bad)}, 2, 0)
 		require.Equal(t, tqerr.InvalidArgument, tqerr.CodeOf(err))
-		_, err = listen("tcp://127.0.0.1:0", 0, []byte(bad), serving{}, defaultLimits)
+		_, err = listen("tcp://127.0.0.1:0", 0, Credentials{Token: []byte(bad)}, serving{}, defaultLimits)
 		require.Equal(t, tqerr.InvalidArgument, tqerr.CodeOf(err))
 	}
 	requireAlive(t, healthy)
@@ -92,7 +92,7 @@ func rawSocket(t *testing.T, s *Server, configure func(*zmq4.Socket)) *zmq4.Sock
 
 func authenticated(sock *zmq4.Socket) {
 	_ = sock.SetPlainUsername("tq")
-	_ = sock.SetPlainPassword(string(token))
+	_ = sock.SetPlainPassword(string(token.Token))
 }
 
 func TestNothingIsReadBeforeAuthentication(t *testing.T) {
@@ -140,7 +140,7 @@ func welcomed(t *testing.T, s *Server) (*zmq4.Socket, wire.Admission) {
 // admitted has its lifeline too.
 func admitted(t *testing.T, s *Server) (*zmq4.Socket, net.Conn) {
 	sock, admission := welcomed(t, s)
-	lifeline, err := stream.Open(t.Context(), join("127.0.0.1", admission.Port), admission.Ticket)
+	lifeline, err := stream.Open(t.Context(), join("127.0.0.1", admission.Port), admission.Ticket, nil)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = lifeline.Close() })
 	_, err = io.ReadFull(lifeline, make([]byte, aliveSize))
@@ -234,21 +234,21 @@ func TestTickets(t *testing.T) {
 	c := dialed(t, s, 1)
 	reply, err := c.begin(t.Context(), &wire.Frame{Type: wire.FrameTicket}).Wait(t.Context())
 	require.NoError(t, err)
-	first, err := stream.Open(t.Context(), c.payload, reply.Body)
+	first, err := stream.Open(t.Context(), c.payload, reply.Body, nil)
 	require.NoError(t, err)
 	defer first.Close()
-	_, err = stream.Open(t.Context(), c.payload, reply.Body)
+	_, err = stream.Open(t.Context(), c.payload, reply.Body, nil)
 	require.Equal(t, tqerr.NotFound, tqerr.CodeOf(err))
 	require.ErrorContains(t, err, "tcp://"+c.payload)
 	require.ErrorContains(t, err, "was used already")
 
 	reply, err = c.begin(t.Context(), &wire.Frame{Type: wire.FrameTicket}).Wait(t.Context())
 	require.NoError(t, err)
-	_, err = stream.Open(t.Context(), c.payload, make([]byte, len(reply.Body)))
+	_, err = stream.Open(t.Context(), c.payload, make([]byte, len(reply.Body)), nil)
 	require.Equal(t, tqerr.NotFound, tqerr.CodeOf(err), "a guess")
 	granted := time.Now()
 	require.Eventually(t, func() bool { return time.Since(granted) > l.greeting }, 5*time.Second, 10*time.Millisecond)
-	_, err = stream.Open(t.Context(), c.payload, reply.Body)
+	_, err = stream.Open(t.Context(), c.payload, reply.Body, nil)
 	require.Equal(t, tqerr.NotFound, tqerr.CodeOf(err), "too late")
 
 	_, admission := welcomed(t, s) // and never shows its ticket
@@ -257,7 +257,7 @@ func TestTickets(t *testing.T) {
 		defer s.mu.Unlock()
 		return len(s.mu.conns) == 1
 	}, 5*time.Second, 10*time.Millisecond, "it is forgotten")
-	_, err = stream.Open(t.Context(), c.payload, admission.Ticket)
+	_, err = stream.Open(t.Context(), c.payload, admission.Ticket, nil)
 	require.Error(t, err)
 	requireAlive(t, c)
 }
@@ -351,11 +351,12 @@ func TestServersThatAreNone(t *testing.T) {
 func TestAHelloThatComesTooLate(t *testing.T) {
 	leaktest.Check(t)
 	s := run(t, serving{}, defaultLimits)
-	c := newClient(s.Address(), 1, defaultLimits)
+	wrong := &Credentials{Token: []byte("not-the-token-of-this-session")}
+	c := newClient(s.Address(), 1, wrong, defaultLimits)
 	var err error
 	c.host, c.port, err = resolve(t.Context(), s.Address())
 	require.NoError(t, err)
-	require.NoError(t, c.open([]byte("not-the-token-of-this-session")))
+	require.NoError(t, c.open(wrong))
 	require.Eventually(t, func() bool {
 		events, err := c.monitor.sock.GetEvents()
 		return err == nil && events&zmq4.POLLIN != 0

@@ -34,7 +34,10 @@ type Conn struct {
 	limits  limits
 	life    uint64
 	resumed bool
-	payload string // HOST:PORT of the streams
+	curve   bool
+	unfit   atomic.Bool // the handshake of ZeroMQ failed
+	payload string      // HOST:PORT of the streams
+	pin     []byte      // of their certificate; none without CURVE
 
 	dealer   *reactor
 	monitor  *reactor
@@ -79,21 +82,21 @@ var waiters = sync.Pool{New: func() any { return &waiter{reply: make(chan *wire.
 // the session, 0 for none; Resumed then says whether the server still knew it. A server that is not there, or is not one,
 // is Unavailable; a wrong token is InvalidArgument; another protocol is VersionMismatch. It gives up when ctx ends, or after
 // ten seconds without an answer.
-func Dial(ctx context.Context, address string, token []byte, peerID, life uint64) (*Conn, error) {
-	return dial(ctx, address, token, peerID, life, defaultLimits)
+func Dial(ctx context.Context, address string, given Credentials, peerID, life uint64) (*Conn, error) {
+	return dial(ctx, address, given, peerID, life, defaultLimits)
 }
 
-func dial(ctx context.Context, address string, token []byte, peerID, life uint64, l limits) (*Conn, error) {
+func dial(ctx context.Context, address string, given Credentials, peerID, life uint64, l limits) (*Conn, error) {
 	started := time.Now()
-	if err := CheckToken(token); err != nil {
+	if err := given.check(); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, l.greeting)
 	defer cancel()
-	c := newClient(address, peerID, l)
+	c := newClient(address, peerID, &given, l)
 	var err error
 	if c.host, c.port, err = resolve(ctx, address); err == nil {
-		err = c.open(token)
+		err = c.open(&given)
 	}
 	if err == nil {
 		c.start()
@@ -104,6 +107,9 @@ func dial(ctx context.Context, address string, token []byte, peerID, life uint64
 	}
 	c.fail(nil)
 	c.wait()
+	if c.unfit.Load() {
+		err = c.diagnosis(ctx, err)
+	}
 	if ctx.Err() != nil {
 		ended := failure.Ended(ctx, started)
 		return nil, tqerr.Wrap(tqerr.CodeOf(ended), ended, "%s", address)
@@ -111,8 +117,8 @@ func dial(ctx context.Context, address string, token []byte, peerID, life uint64
 	return nil, err
 }
 
-func newClient(address string, peerID uint64, l limits) *Conn {
-	c := &Conn{address: address, peerID: peerID, limits: l, welcome: make(chan wire.Frame, 1), done: make(chan struct{})}
+func newClient(address string, peerID uint64, given *Credentials, l limits) *Conn {
+	c := &Conn{address: address, peerID: peerID, limits: l, curve: given.curve(), welcome: make(chan wire.Frame, 1), done: make(chan struct{})}
 	c.mu.pending = map[uint64]*waiter{}
 	c.streams.Dial = c.openStream
 	return c
@@ -121,7 +127,7 @@ func newClient(address string, peerID uint64, l limits) *Conn {
 var monitors atomic.Uint64
 
 // open makes the sockets and begins to connect. Nobody reads them before start.
-func (c *Conn) open(token []byte) error {
+func (c *Conn) open(given *Credentials) error {
 	zctx, err := clientContext()
 	if err != nil {
 		return err
@@ -131,7 +137,7 @@ func (c *Conn) open(token []byte) error {
 		return tqerr.Wrap(tqerr.ResourceExhausted, err, "ZeroMQ socket")
 	}
 	if err := errors.Join(setUp(sock, c.limits), sock.SetHandshakeIvl(2*c.limits.greeting), sock.SetLinger(0), sock.SetReconnectIvl(-1),
-		sock.SetPlainUsername("tq"), sock.SetPlainPassword(string(token))); err != nil {
+		given.atClient(sock)); err != nil {
 		return errors.Join(tqerr.Wrap(tqerr.Internal, err, "ZeroMQ socket"), sock.Close())
 	}
 	monitor, err := watch(zctx, sock)
@@ -198,6 +204,7 @@ func (c *Conn) event(parts [][]byte) {
 	case zmq4.EVENT_HANDSHAKE_FAILED_AUTH:
 		c.fail(tqerr.New(tqerr.InvalidArgument, "the token is not that of the session at %s", c.address))
 	case zmq4.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq4.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+		c.unfit.Store(true)
 		c.fail(tqerr.New(tqerr.Unavailable, "the server at %s speaks another protocol", c.address))
 	case zmq4.EVENT_CLOSED:
 		c.fail(tqerr.New(tqerr.Unavailable, "no server at %s", c.address))
@@ -231,8 +238,11 @@ func (c *Conn) greet(ctx context.Context, life uint64) error {
 	if err := wire.Unmarshal(welcome.Body, &admission); err != nil {
 		return tqerr.Wrap(tqerr.Corruption, err, "%s", c.address)
 	}
-	c.payload = join(c.host, admission.Port)
-	lifeline, err := stream.Open(ctx, c.payload, admission.Ticket)
+	if c.curve != (len(admission.Pin) == stream.PinSize) {
+		return tqerr.New(tqerr.Corruption, "%s: a fingerprint of %d bytes", c.address, len(admission.Pin))
+	}
+	c.payload, c.pin = join(c.host, admission.Port), admission.Pin
+	lifeline, err := stream.Open(ctx, c.payload, admission.Ticket, c.pin)
 	if err != nil {
 		return tqerr.Wrap(tqerr.CodeOf(err), err, "%s", c.address)
 	}
@@ -522,7 +532,7 @@ func (c *Conn) openStream(ctx context.Context) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return stream.Open(ctx, c.payload, reply.Body)
+	return stream.Open(ctx, c.payload, reply.Body, c.pin)
 }
 
 // Send implements transport.Streamer.

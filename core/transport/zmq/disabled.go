@@ -15,7 +15,7 @@ var errDisabled = tqerr.New(tqerr.Unimplemented, "this library was built without
 type Server struct{}
 
 // Listen gives Unimplemented: the library was built without libzmq.
-func Listen(string, int, []byte, transport.Handler) (*Server, error) { return nil, errDisabled }
+func Listen(string, int, Credentials, transport.Handler) (*Server, error) { return nil, errDisabled }
 
 // Address is where the server listens.
 func (*Server) Address() string { return "" }
@@ -27,7 +27,9 @@ func (*Server) Close() error { return nil }
 func (*Server) Descriptors() []int { return nil }
 
 // Dial gives Unimplemented: the library was built without libzmq.
-func Dial(context.Context, string, []byte, uint64, uint64) (*Conn, error) { return nil, errDisabled }
+func Dial(context.Context, string, Credentials, uint64, uint64) (*Conn, error) {
+	return nil, errDisabled
+}
 
 // Conn is a connection, which this build cannot make.
 type Conn struct{ transport.Streamer }

@@ -135,8 +135,10 @@ func TestHandover(t *testing.T) {
 }
 
 func TestJudge(t *testing.T) {
+	secret := token.Token
+	wanted := [][]byte{[]byte("PLAIN"), []byte("tq"), secret}
 	good := func() [][]byte {
-		return [][]byte{[]byte("1.0"), []byte("7"), []byte("tq"), []byte("127.0.0.1"), nil, []byte("PLAIN"), []byte("tq"), token}
+		return [][]byte{[]byte("1.0"), []byte("7"), []byte("tq"), []byte("127.0.0.1"), nil, []byte("PLAIN"), []byte("tq"), secret}
 	}
 	for name, c := range map[string]struct {
 		change func([][]byte) [][]byte
@@ -144,16 +146,16 @@ func TestJudge(t *testing.T) {
 	}{
 		"the token":           {func(p [][]byte) [][]byte { return p }, "200"},
 		"another one":         {func(p [][]byte) [][]byte { p[7] = []byte("0123456789abcdef-tokeN"); return p }, "400"},
-		"a part of it":        {func(p [][]byte) [][]byte { p[7] = token[:16]; return p }, "400"},
+		"a part of it":        {func(p [][]byte) [][]byte { p[7] = secret[:16]; return p }, "400"},
 		"none":                {func(p [][]byte) [][]byte { p[7] = nil; return p }, "400"},
 		"no mechanism":        {func(p [][]byte) [][]byte { p[5] = []byte("NULL"); return p[:6] }, "400"},
 		"another mechanism":   {func(p [][]byte) [][]byte { p[5] = []byte("GSSAPI"); return p }, "400"},
-		"a part too many":     {func(p [][]byte) [][]byte { return append(p, token) }, "400"},
+		"a part too many":     {func(p [][]byte) [][]byte { return append(p, secret) }, "400"},
 		"nothing":             {func([][]byte) [][]byte { return nil }, "400"},
-		"the token as a name": {func(p [][]byte) [][]byte { p[6], p[7] = token, []byte("tq"); return p }, "400"},
+		"the token as a name": {func(p [][]byte) [][]byte { p[6], p[7] = secret, []byte("tq"); return p }, "400"},
 	} {
 		parts := c.change(good())
-		answer := judge(parts, token)
+		answer := judge(parts, wanted)
 		require.Len(t, answer, 6, name)
 		require.Equal(t, c.status, answer[2], name)
 		if len(parts) > 1 {

@@ -29,6 +29,7 @@ type Server struct {
 	host    string
 	port    int
 	session uint64
+	pin     []byte // of the certificate of the streams; none without CURVE
 	limits  limits
 	handler transport.Handler
 	roster  *roster.Roster
@@ -46,12 +47,12 @@ type Server struct {
 
 // Listen opens tcp://HOST:PORT for clients that know the token, and a port for payload (0: any free one) on the same host.
 // A port that is taken is AlreadyExists.
-func Listen(address string, payloadPort int, token []byte, h transport.Handler) (*Server, error) {
-	return listen(address, payloadPort, token, h, defaultLimits)
+func Listen(address string, payloadPort int, c Credentials, h transport.Handler) (*Server, error) {
+	return listen(address, payloadPort, c, h, defaultLimits)
 }
 
-func listen(address string, payloadPort int, token []byte, h transport.Handler, l limits) (*Server, error) {
-	if err := CheckToken(token); err != nil {
+func listen(address string, payloadPort int, c Credentials, h transport.Handler, l limits) (*Server, error) {
+	if err := c.check(); err != nil {
 		return nil, err
 	}
 	host, port, err := resolve(context.Background(), address)
@@ -61,11 +62,18 @@ func listen(address string, payloadPort int, token []byte, h transport.Handler, 
 	s := &Server{host: host, port: port, session: rand.Uint64(), limits: l, handler: h}
 	s.mu.conns, s.mu.lives = map[string]*conn{}, map[uint64]uint64{}
 	s.roster = roster.New(s.gone)
-	if s.streams, err = stream.Listen(host, payloadPort, stream.Limits{Greeting: l.greeting, Stall: l.stall}); err != nil {
+	var identity *stream.Identity
+	if c.curve() {
+		if identity, err = stream.NewIdentity(); err != nil {
+			return nil, err
+		}
+		s.pin = identity.Pin
+	}
+	if s.streams, err = stream.Listen(host, payloadPort, stream.Limits{Greeting: l.greeting, Stall: l.stall}, identity); err != nil {
 		return nil, err
 	}
 	if s.context, err = newContext(); err == nil {
-		err = s.open(token)
+		err = s.open(&c)
 	}
 	if err != nil {
 		return nil, errors.Join(err, s.Close())
@@ -87,7 +95,11 @@ func resolve(ctx context.Context, address string) (host string, port int, err er
 }
 
 // open makes the sockets. The gate comes first, so that no connection finds it missing.
-func (s *Server) open(token []byte) error {
+func (s *Server) open(c *Credentials) error {
+	wanted, protect, err := c.atServer()
+	if err != nil {
+		return err
+	}
 	gate, err := s.context.NewSocket(zmq4.REP)
 	if err == nil {
 		err = gate.Bind("inproc://zeromq.zap.01")
@@ -98,14 +110,14 @@ func (s *Server) open(token []byte) error {
 	if s.gate, err = newReactor(gate); err != nil {
 		return err
 	}
-	s.gate.receive = func(parts [][]byte) { _, _ = gate.SendMessage(judge(parts, token)) }
+	s.gate.receive = func(parts [][]byte) { _, _ = gate.SendMessage(judge(parts, wanted)) }
 	s.gate.start("zmq: authenticate")
 	router, err := s.context.NewSocket(zmq4.ROUTER)
 	if err != nil {
 		return tqerr.Wrap(tqerr.ResourceExhausted, err, "ZeroMQ socket")
 	}
 	// A ROUTER cannot be told to drop a peer that was cut for taking nothing; the kernel does that, and what waits is free.
-	if err := errors.Join(router.SetPlainServer(1), router.SetZapDomain("tq"), router.SetRouterMandatory(1), setUp(router, s.limits),
+	if err := errors.Join(protect(router), router.SetZapDomain("tq"), router.SetRouterMandatory(1), setUp(router, s.limits),
 		router.SetTcpMaxrt(2*s.limits.stall)); err != nil {
 		return errors.Join(tqerr.Wrap(tqerr.Internal, err, "ZeroMQ socket"), router.Close())
 	}
@@ -186,7 +198,9 @@ func (s *Server) welcome(to string, hello *wire.Frame) {
 			s.mu.conns[to] = c
 		}
 		s.mu.Unlock()
-		answer.Body, err = wire.Marshal(&wire.Admission{Port: s.streams.Port(), Ticket: s.streams.Ticket(c.live, func() { s.forget(c) })})
+		answer.Body, err = wire.Marshal(&wire.Admission{
+			Port: s.streams.Port(), Ticket: s.streams.Ticket(c.live, func() { s.forget(c) }), Pin: s.pin,
+		})
 	}
 	if err != nil {
 		text := []byte(err.Error())

@@ -1,6 +1,7 @@
 // Package zmq connects hosts: requests and replies are messages over ZeroMQ, a ROUTER at the server and a DEALER at each
-// client, and payload moves on TCP streams beside them (transport/stream). Sockets authenticate with PLAIN: the server's
-// socket hands on nothing of a connection whose token is not that of the session.
+// client, and payload moves on TCP streams beside them (transport/stream). Sockets authenticate with PLAIN, or with CURVE,
+// which encrypts too: the server's socket hands on nothing of a connection whose client does not know the session's token.
+// With CURVE the streams are TLS; the welcome brings the fingerprint of the certificate that the server has made itself.
 //
 // A connection begins with a hello, the first message behind the authentication. The welcome that answers it brings a
 // ticket, with which the client opens its lifeline: a stream that carries no payload and whose end is the end of the
@@ -14,7 +15,7 @@
 // off; each side counts the bytes that the other has taken, which credit frames tell, and keeps the rest in a queue of its
 // own. A peer that takes nothing loses its connection and costs nobody else anything.
 //
-// All but this file needs cgo and libzmq, and the build tag zmq.
+// All but this file and credentials.go needs cgo and libzmq, and the build tag zmq.
 //
 // Locks: reactor.mu, Server.mu, conn.mu and Conn.mu are leaves. None is held while a handler is called.
 package zmq
@@ -49,25 +50,6 @@ var defaultLimits = limits{
 
 // maxMessage is the largest message of either side.
 const maxMessage = 320 << 20
-
-// MinToken and MaxToken bound the length of a token.
-const (
-	MinToken = 16
-	MaxToken = 255
-)
-
-// CheckToken refuses a token that is too short to be a secret, or that cannot be sent.
-func CheckToken(token []byte) error {
-	if len(token) < MinToken || len(token) > MaxToken {
-		return tqerr.New(tqerr.InvalidArgument, "a token of %d characters, want %d to %d", len(token), MinToken, MaxToken)
-	}
-	for _, c := range token {
-		if c <= ' ' || c > '~' {
-			return tqerr.New(tqerr.InvalidArgument, "the token has a character that is not printable ASCII, or a space")
-		}
-	}
-	return nil
-}
 
 const scheme = "tcp://"
 
