@@ -21,7 +21,7 @@ const (
 	maxIdle = 8
 	// A transfer breaks for good when nothing has arrived after so many attempts, and not before so long.
 	attempts = 8
-	patience = 5 * time.Second
+	patience = 3 * time.Second
 	maxPause = 256 * time.Millisecond
 )
 

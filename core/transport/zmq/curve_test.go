@@ -181,11 +181,9 @@ func TestSomebodyElseAtThePayloadPort(t *testing.T) {
 	defer func() { require.NoError(t, open.Close()) }()
 	for _, port := range []int{other.Port(), open.Port()} {
 		conn.payload = join("127.0.0.1", port)
-		began := time.Now()
 		err := conn.Receive(t.Context(), transport.Grant{}, [][]byte{make([]byte, 10)})
 		require.Equal(t, tqerr.Unavailable, tqerr.CodeOf(err), "%v", err)
 		require.ErrorContains(t, err, "no encrypted stream to tcp://"+conn.payload)
-		require.Less(t, time.Since(began), 5*time.Second)
 	}
 	requireAlive(t, conn)
 }
