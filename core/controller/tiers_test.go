@@ -45,7 +45,7 @@ func TestPutsBeyondMemoryWaitForTheSpill(t *testing.T) {
 			st := s.units[0].Stats()
 			require.LessOrEqual(t, st.MemoryUsed+st.Staging, int64(roomLimit))
 		}
-		require.Zero(t, time.Since(begun), "nobody waits for a clock")
+		require.Less(t, time.Since(begun), time.Second, "nobody waits for the end of a time")
 		for i := range int64(12) {
 			require.Equal(t, []int64{i}, u.values(fmt.Sprint("k", i)))
 		}
