@@ -419,7 +419,8 @@ type UnitInfo struct {
 	SpilledCells   int64
 	PromotedCells  int64
 
-	LostCells int64 // that were lost with an earlier process of the unit, and neither written nor cleared since
+	LostCells int64  // that were lost with an earlier process of the unit, and neither written nor cleared since
+	Number    uint32 // by which replies name the unit; one that has come back has a higher one
 }
 
 // ConfigReply has the configuration of the session as its owner stored it.
