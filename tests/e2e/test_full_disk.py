@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import random
@@ -47,44 +48,55 @@ def taken(folder: Path) -> int:
     return (stat.f_blocks - stat.f_bfree) * stat.f_frsize
 
 
+class Filling:
+    """A queue that is filled, and what it has taken."""
+
+    def __init__(self, tq: Any) -> None:
+        self.tq, self.stored = tq, dict[str, int]()
+
+    def put(self, key: str, numbers: int) -> None:
+        self.tq.kv_put(key, "p", fields={"x": torch.full((numbers,), numbers), "n": torch.tensor(numbers)})
+        self.stored[key] = numbers
+
+    def fill(self, pick: random.Random) -> None:
+        """Put values of all sizes until one is refused."""
+        for number in range(10_000):
+            self.put(f"k{number}", pick.choice([100, 4 * KIB, 20 * KIB, 80 * KIB]))
+
+    def check(self, keys: list[str]) -> None:
+        for key in keys:
+            got = self.tq.kv_batch_get(key, "p")
+            assert got["n"].item() == self.stored[key], key
+            assert got["x"].values().shape == (self.stored[key],), key
+            assert (got["x"].values() == self.stored[key]).all(), key
+
+    def clear(self, keys: list[str]) -> None:
+        self.tq.kv_clear(keys, "p")
+        for key in keys:
+            del self.stored[key]
+
+
 def fill_and_clear(tq: Any, folder: Path, cycles: int) -> None:
-    """Puts fail cleanly when it is full, reads and clears go on, puts work again, and no byte is lost over all cycles."""
+    """Puts fail cleanly when it is full, reads and clears go on, puts work again, and no byte is lost in all cycles."""
     pick = random.Random(5)
     base = taken(folder)
     for cycle in range(cycles):
-        stored: dict[str, int] = {}
-
-        def put(key: str, numbers: int) -> None:
-            tq.kv_put(key, "p", fields={"x": torch.full((numbers,), numbers), "n": torch.tensor(numbers)})
-            stored[key] = numbers
-
-        def check(keys: list[str]) -> None:
-            for key in keys:
-                got = tq.kv_batch_get(key, "p")
-                assert got["n"].item() == stored[key], (cycle, key)
-                assert got["x"].values().shape == (stored[key],), (cycle, key)
-                assert (got["x"].values() == stored[key]).all(), (cycle, key)
-
+        one = Filling(tq)
         with pytest.raises(errors.ResourceExhaustedError, match=r"unit (disk|memory)"):
-            for number in range(10_000):
-                put(f"k{number}", pick.choice([100, 4 * KIB, 20 * KIB, 80 * KIB]))
-        assert sorted(tq.kv_list("p")["p"]) == sorted(stored), cycle
-        keys = list(stored)
+            one.fill(pick)
+        assert sorted(tq.kv_list("p")["p"]) == sorted(one.stored), cycle
+        keys = list(one.stored)
         if cycle % 10 == 0:
-            check(keys)
-        try:  # a full disk has no room for old and new at once
-            tq.kv_update(keys[0], "p", {"x": torch.zeros(stored[keys[0]], dtype=torch.int64)}, "add")
-        except errors.ResourceExhaustedError:
-            pass
-        check(keys[:3])
-        tq.kv_clear(keys[::2], "p")
-        for key in keys[::2]:
-            del stored[key]
-        put("again", 4 * KIB)
-        check(["again", *keys[1:7:2]])
-        tq.kv_clear([*stored], "p")
+            one.check(keys)
+        with contextlib.suppress(errors.ResourceExhaustedError):  # a full disk may have no room for old and new
+            tq.kv_update(keys[0], "p", {"x": torch.zeros(one.stored[keys[0]], dtype=torch.int64)}, "add")
+        one.check(keys[:3])
+        one.clear(keys[::2])
+        one.put("again", 4 * KIB)
+        one.check(["again", *keys[1:7:2]])
+        one.clear(list(one.stored))
         assert sum(unit.disk_used_bytes + unit.memory_used_bytes for unit in tq.list_units()) == 0, cycle
-        until(lambda: taken(folder) <= base + 64 * KIB, f"cycle {cycle}: the file system is empty again")
+        until(lambda: taken(folder) <= base + 64 * KIB, "the file system is empty again")
 
 
 @pytest.mark.timeout(240)
