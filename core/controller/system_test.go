@@ -6,6 +6,8 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -132,6 +134,10 @@ func (s *system) diskOf(i int, o setup) *unit.Disk {
 	}
 	if s.folder == "" {
 		s.folder = s.t.TempDir()
+	}
+	for _, name := range []string{"unit-%d", "unit-%d-1"} { // scratch space is real also when the values are not
+		folder := filepath.Join(s.folder, "transfer_queue_ssd_offload", "run", fmt.Sprintf(name, i))
+		require.NoError(s.t, os.MkdirAll(folder, 0o700))
 	}
 	d := *o.disk
 	d.Path, d.Run, d.Unit = s.folder, "run", fmt.Sprintf("unit-%d", i)

@@ -421,7 +421,6 @@ type UnitInfo struct {
 	CompactedBytes int64
 	FallbackCells  int64
 
-	LostCells      int64 // that were lost with an earlier process of the unit, and neither written nor cleared since
 	DiskLogical    int64 // bytes of values, those that cells share counted for each
 	MemoryCells    int64
 	MemoryLogical  int64
@@ -430,6 +429,9 @@ type UnitInfo struct {
 	WrittenBytes   int64
 	SpilledCells   int64
 	PromotedCells  int64
+
+	LostCells int64  // that were lost with an earlier process of the unit, and neither written nor cleared since
+	Number    uint32 // by which replies name the unit; one that has come back has a higher one
 }
 
 // ConfigReply has the configuration of the session as its owner stored it.

@@ -63,6 +63,7 @@ class _Unit(NamedTuple):
     written_bytes: int
     spilled_cells: int
     promoted_cells: int
+    lost_cells: int
     resident: int
     requests: list[_Requests]
 
@@ -218,6 +219,11 @@ _OF_UNITS: tuple[tuple[str, str, Callable[[_Unit], float | None]], ...] = (
     ("disk_used_bytes", "Payload of cells on disk.", lambda u: u.disk_used),
     ("disk_limit_bytes", "Most bytes on disk.", lambda u: u.disk_limit or None),
     ("cells", "Stored cells.", lambda u: u.cells),
+    (
+        "lost_cells",
+        "Cells that were lost with an earlier process of a unit, until they are written or cleared.",
+        lambda u: u.lost_cells,
+    ),
     ("leases", "Reads in progress and zero-copy views.", lambda u: u.leases),
     ("staged_writes", "Writes in progress.", lambda u: u.staged),
 )

@@ -613,10 +613,10 @@ class Change(NamedTuple):
     """One change that `kv_watch` yields.
 
     Attributes:
-        kind: ``"put"``, ``"update"`` or ``"clear"``.
+        kind: ``"put"``, ``"update"``, ``"clear"``, or ``"lost"`` for what was lost with a storage unit.
         key: the sample.
-        fields: fields that were written or cleared; None when the whole sample was cleared.
-        tags: the tag after the change; None after a clear.
+        fields: fields that were written, cleared or lost; None when the whole sample was cleared.
+        tags: the tag after the change; None after a clear and a loss.
     """
 
     kind: str

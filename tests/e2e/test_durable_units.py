@@ -91,6 +91,23 @@ def test_what_was_on_disk_is_there_again_and_the_rest_is_lost_by_key(hosts: Host
     assert list(tq.kv_batch_get(["b"], "p").keys()) == ["x"]
 
 
+def test_a_watch_tells_what_was_lost(hosts: Hosts) -> None:
+    tq = hosts.tq
+    _put(tq, "a", "b")
+
+    async def watched() -> list[Any]:
+        watch = tq.kv_watch("p")
+        first = asyncio.ensure_future(anext(watch))
+        await asyncio.sleep(0.2)
+        await asyncio.to_thread(hosts.kill, "unit-a")
+        await asyncio.to_thread(hosts.start, "unit-a")
+        changes = [await asyncio.wait_for(first, 20), await asyncio.wait_for(anext(watch), 20)]
+        await watch.aclose()
+        return changes
+
+    assert asyncio.run(watched()) == [("lost", "a", ["n"], None), ("lost", "b", ["n"], None)]
+
+
 def test_what_was_cleared_or_overwritten_meanwhile_does_not_come_back(hosts: Hosts) -> None:
     tq = hosts.tq
     _put(tq, "a", "b", "c", "d")

@@ -47,6 +47,11 @@ func (s *Store) spill() {
 	}
 	var failed error
 	tried := false
+	defer func() {
+		if tried && s.Durable() {
+			_ = s.tier.Sync() // what has left memory is as durable as what was put on disk
+		}
+	}()
 	for !s.stopping() {
 		excess := s.excess()
 		if excess <= 0 {
