@@ -2,8 +2,8 @@
 
     python benchmarks/disk.py [--seconds 3] [--rounds 3] [--folder /dev/shm] [--peer PYTHON] [--out disk.json]
 
-* ``beside`` is how fast a client puts and clears values that stay in memory while another process puts values that go to
-  disk as fast as it can, as a share of the same without the other one.
+* ``beside`` is how fast a client puts and clears values that stay in memory while another process puts values that go
+  to disk as fast as it can, as a share of the same without the other one.
 * ``put`` and ``get`` move values that lie on disk; rates are GB/s of payload, medians of rounds. With ``--peer``, an
   interpreter that has the peer package and Ray, both are measured there in the same run and the ratio is given.
 
@@ -83,7 +83,8 @@ def beside(folder: str, seconds: float) -> dict[str, float]:
         alone = memory_puts(seconds)
         command = [sys.executable, __file__, "--spill", str(2 * seconds)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-            assert other.stdin is not None and other.stdout is not None
+            assert other.stdin is not None
+            assert other.stdout is not None
             assert other.stdout.readline() == "ready\n"
             other.stdin.write("go\n")
             other.stdin.flush()
@@ -101,8 +102,9 @@ def beside(folder: str, seconds: float) -> dict[str, float]:
 def on_disk(folder: str) -> dict[str, float]:
     """Put and get 32 values of 8 MiB, with whichever package this interpreter has."""
     import torch
-    import transfer_queue as tq
     from tensordict import TensorDict
+
+    import transfer_queue as tq
 
     tq.init(conf(folder, MIB))
     try:

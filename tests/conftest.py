@@ -19,6 +19,19 @@ _scratch = Path(tempfile.mkdtemp(prefix="tq-"))  # short: the path of a unix soc
 os.environ["TQ_RUNTIME_DIR"] = str(_scratch)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds ``--large``."""
+    parser.addoption("--large", action="store_true", help="also run tests that need about 15 GiB of memory and disk")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves the tests marked ``large`` out unless asked for."""
+    if not config.getoption("--large"):
+        for item in items:
+            if item.get_closest_marker("large"):
+                item.add_marker(pytest.mark.skip(reason="runs with --large"))
+
+
 def pytest_unconfigure() -> None:
     """Removes what the whole run shared."""
     shutil.rmtree(_scratch, ignore_errors=True)
