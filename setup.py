@@ -116,7 +116,7 @@ def link_flags() -> str:
 
 def build_core() -> Path:
     """Builds the library, or finds it up to date, and returns where it lies."""
-    folder = OUT / "core"
+    folder = OUT / "core" / os.environ.get("GOARCH", "")  # a build for others is not in the way of that for here
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / "_core.so"
     env = {**os.environ, "CGO_ENABLED": "1", "GOWORK": "off"}

@@ -50,7 +50,7 @@ func (c *Client) startPut(ctx context.Context, req *Request, done func(*Result))
 		inputs[i] = in
 		put.Columns = append(put.Columns, wire.Column(in.Column))
 	}
-	if total := foreign.TotalBytes(inputs); total <= InlineLimit {
+	if total := foreign.TotalBytes(inputs); total <= c.inlineLimit() {
 		return c.putInline(ctx, req, put, inputs, total, done)
 	}
 	return Started{}, c.putStaged(ctx, req, put, inputs, done)
