@@ -84,7 +84,11 @@ func (r *FetchRequest) check() error {
 // samples that were cleared since.
 //
 // Errors: InvalidArgument for a request without task or number; what the sampler returns.
-func (c *Catalog) Fetch(r FetchRequest, s Sampler) (*Described, error) {
+func (c *Catalog) Fetch(r FetchRequest, s Sampler) (*Described, error) { return c.FetchNoted(r, s, nil) }
+
+// FetchNoted is Fetch with a last word: note is told what is about to be handed out, and an error of it is that of the fetch,
+// by which the catalog has not changed.
+func (c *Catalog) FetchNoted(r FetchRequest, s Sampler, note func(Pick) error) (*Described, error) {
 	if err := r.check(); err != nil {
 		return nil, err
 	}
@@ -104,21 +108,35 @@ func (c *Catalog) Fetch(r FetchRequest, s Sampler) (*Described, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c.hand(p, &r, view, pick), nil
+	return c.hand(p, &r, view, pick, note)
 }
 
 // hand carries a pick out.
-func (c *Catalog) hand(p *partition, r *FetchRequest, view *readyView, pick Pick) *Described {
-	if pick.End {
-		return &Described{End: true}
-	}
+func (c *Catalog) hand(p *partition, r *FetchRequest, view *readyView, pick Pick, note func(Pick) error) (*Described, error) {
 	produced := bitset.Query{All: view.query.All}
 	sampled := produced.Filter(pick.Sampled)
-	if len(sampled) == 0 {
-		return nil
+	if len(sampled) == 0 && !pick.End {
+		return nil, nil
+	}
+	if note != nil {
+		if err := note(pick); err != nil {
+			return nil, err
+		}
+	}
+	if pick.End {
+		return &Described{End: true}, nil
 	}
 	c.consume(p, r.Task, pick.Consumed)
-	return c.describe(sampled, p.registeredOf(r.Fields))
+	return c.describe(sampled, p.registeredOf(r.Fields)), nil
+}
+
+// Hand does again what a fetch has done that had such a pick.
+func (c *Catalog) Hand(r FetchRequest, pick Pick) (*Described, error) {
+	p, err := c.lookup(r.Partition)
+	if err != nil {
+		return nil, err
+	}
+	return c.hand(p, &r, c.ready(p, r.Fields, r.Task), pick, nil)
 }
 
 // consume marks samples as consumed; what does not exist is ignored.

@@ -30,7 +30,8 @@ func (c *call) fetchBySampler(r catalog.FetchRequest) (any, error) {
 			python = current
 			return true
 		case sampler.Picker:
-			got, failed = s.mu.cat.Fetch(r, current)
+			got, failed = s.mu.cat.FetchNoted(r, current, c.noteFetch(&r, current, nil))
+			c.handedLocked(got)
 		default:
 			failed = tqerr.New(tqerr.Internal, "sampler %s cannot pick", current.Name())
 		}
@@ -62,7 +63,7 @@ type asked struct {
 func (c *call) fetchByPython(ctx context.Context, r catalog.FetchRequest, p *sampler.Python) (any, error) {
 	s := c.s
 	for {
-		got, last, err := s.askPython(ctx, r, p)
+		got, last, err := c.askPython(ctx, r, p)
 		if got == nil && !s.samples(p) {
 			return c.fetchBySampler(r)
 		}
@@ -98,7 +99,8 @@ func (s *Server) samples(p sampler.Sampler) bool {
 }
 
 // askPython has the sampler pick, and hands out what it picked; nil when there is not enough.
-func (s *Server) askPython(ctx context.Context, r catalog.FetchRequest, p *sampler.Python) (*catalog.Described, asked, error) {
+func (c *call) askPython(ctx context.Context, r catalog.FetchRequest, p *sampler.Python) (*catalog.Described, asked, error) {
+	s := c.s
 	done, err := p.Turn(ctx)
 	if err != nil {
 		return nil, asked{}, err
@@ -117,11 +119,19 @@ func (s *Server) askPython(ctx context.Context, r catalog.FetchRequest, p *sampl
 		return nil, last, err
 	}
 	last.calls = p.Calls()
+	var memory []byte
+	if s.journal != nil && !remembered {
+		// One that cannot say what it remembers begins anew after a restart.
+		if memory, err = p.SaveInTurn(ctx); err != nil && ctx.Err() != nil {
+			return nil, last, err
+		}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mu.sampler != sampler.Sampler(p) {
 		return nil, last, nil
 	}
-	got, err := s.mu.cat.Deliver(r, "the sampler "+p.Name(), offer, pick, remembered)
+	got, err := s.mu.cat.Deliver(r, "the sampler "+p.Name(), offer, pick, remembered, c.noteFetch(&r, p, memory))
+	c.handedLocked(got)
 	return got, last, err
 }

@@ -58,17 +58,25 @@ func (s *Server) join(ctx context.Context, at *wire.UnitAddress) error {
 	if err != nil {
 		return tqerr.Wrap(tqerr.CodeOf(err), err, "unit %q", at.Name)
 	}
-	u, err := remote.Open(ctx, conn, remote.Address{ID: number, Name: at.Name, Host: at.Host, Socket: at.Socket, Session: session})
+	u, err := remote.Open(ctx, conn, remote.Address{
+		ID: number, Name: at.Name, Host: at.Host, Socket: at.Socket, Session: session, Keep: s.journal != nil,
+	})
 	if err != nil {
 		return err
 	}
+	n := outside{u, at.Secret}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ctx.Err() != nil {
 		_ = u.Close()
 		return tqerr.New(tqerr.Unavailable, "the session is closing")
 	}
-	s.addLocked(outside{u})
+	record := recordOf(n)
+	if _, err := s.noteLocked(false, recordUnit, &record); err != nil {
+		_ = u.Close()
+		return err
+	}
+	s.addLocked(n)
 	s.room.Signal()
 	return nil
 }

@@ -48,8 +48,8 @@ type node interface {
 	// Stage reserves memory. What it returns has to be prepared, with mu not held, before it is committed. A unit that waits also fills it when payload is not nil.
 	Stage(ctx context.Context, partition string, columns []schema.Column, payload []byte) (store.Staged, error)
 	Read(q *unit.Query) unit.Reading
-	// Delete returns nil when it is done already.
-	Delete(partition string, fields []string, samples []schema.Sample) unit.Deleting
+	// Delete returns nil when it is done already. change is the number of what is done in the journal, 0: there is none.
+	Delete(partition string, fields []string, samples []schema.Sample, change uint64) unit.Deleting
 	Update(ctx context.Context, spec *unit.UpdateSpec) (*unit.Transformed, error)
 	Parse(ctx context.Context, spec *unit.ParseSpec) (*unit.Transformed, error)
 
@@ -79,7 +79,7 @@ func (n inside) close()                              {}
 func (n inside) disconnect()                         {}
 func (n inside) descriptors() []int                  { return nil }
 func (n inside) Bytes(b store.Block) ([]byte, error) { return n.Unit.Bytes(b), nil }
-func (n inside) Delete(partition string, fields []string, samples []schema.Sample) unit.Deleting {
+func (n inside) Delete(partition string, fields []string, samples []schema.Sample, _ uint64) unit.Deleting {
 	n.Unit.Delete(partition, fields, samples)
 	return nil
 }
@@ -89,7 +89,10 @@ func (n inside) Stage(_ context.Context, partition string, columns []schema.Colu
 }
 
 // outside is a unit in a process of its own.
-type outside struct{ *remote.Unit }
+type outside struct {
+	*remote.Unit
+	secret []byte // of its socket
+}
 
 func (n outside) waits() bool                    { return true }
 func (n outside) sync(ctx context.Context) error { return n.Sync(ctx) }

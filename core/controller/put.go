@@ -25,6 +25,7 @@ type txn struct {
 	inline []byte   // the payload, when it came with the request and is not staged
 	loans  *loans   // of a write in two steps
 	memory [][]byte // of its blocks, for streams of a client that cannot map it
+	origin origin   // of the request that finishes it
 }
 
 // share is the part of a write that one unit stores.

@@ -20,6 +20,7 @@ import (
 	"transferqueue/core/guard"
 	"transferqueue/core/internal/metrics"
 	"transferqueue/core/internal/vfs"
+	"transferqueue/core/journal"
 	"transferqueue/core/sampler"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/transport"
@@ -44,6 +45,11 @@ type Options struct {
 	Session     string // identity
 	Host        string
 	Jobs        func() int // calls of Python functions that no thread has taken; nil: none
+	// Journal is where everything that changes is written down, so that it can go on after the controller has died; it belongs
+	// to the server from Open on. nil: nowhere.
+	Journal *journal.Log
+	// RestartWait is how long clients are to wait for a controller that has died; with a journal only.
+	RestartWait time.Duration
 	// Dial connects to a unit in another process; nil: by its socket.
 	Dial func(ctx context.Context, at *wire.UnitAddress) (transport.Poster, error)
 }
@@ -66,11 +72,18 @@ type Server struct {
 		writes  writeSets
 		waiters map[string][]*waiter
 		watches map[string][]*watch
+
+		// With a journal:
+		outcomes   map[uint64]map[uint64]outcome // by client and lane
+		registered *samplerRecord                // the sampler, when it is not that of Options
+		memory     []byte                        // of a sampler that Python runs, when it has said it last
 	}
 	clients struct {
 		sync.Mutex
-		byID map[uint64]*client
+		byID    map[uint64]*client
+		awaited map[uint64]map[uint64]*lane // of clients of an earlier life, that have not come yet
 	}
+	journal *journaling // nil: none
 	room    unit.Freed
 	saves   saves
 	metrics counters
@@ -81,8 +94,18 @@ type Server struct {
 	lent   loans
 }
 
-// New starts a server over units that nobody else uses.
+// New starts a server without a journal over units that nobody else uses.
 func New(o Options) *Server {
+	s := blank(o)
+	for _, u := range o.Units {
+		s.addLocked(inside{u, s.sampleLimit()})
+		u.Advise(s.advise)
+	}
+	return s
+}
+
+// blank makes a server without units.
+func blank(o Options) *Server {
 	s := &Server{opts: o, joining: make(chan struct{}, 1), started: time.Now()}
 	s.metrics.requests = make([]metrics.Series, numKinds)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
@@ -100,10 +123,6 @@ func New(o Options) *Server {
 	s.mu.waiters = map[string][]*waiter{}
 	s.mu.watches = map[string][]*watch{}
 	s.clients.byID = map[uint64]*client{}
-	for _, u := range o.Units {
-		s.addLocked(inside{u, s.sampleLimit()})
-		u.Advise(s.advise)
-	}
 	return s
 }
 
@@ -141,6 +160,9 @@ func (s *Server) Close() {
 		for _, n := range all {
 			n.close()
 		}
+		if s.journal != nil {
+			_ = s.journal.close() // everything that was answered is durable
+		}
 	})
 }
 
@@ -160,6 +182,7 @@ type call struct {
 	cancel context.CancelFunc // of a request with a sequence
 	handle handler
 	client *client
+	peer   uint64
 	remote bool // the client cannot map the units' memory
 	req    *wire.Request
 	reply  func(*wire.Reply) // of the transport
@@ -223,7 +246,7 @@ var handlers = map[wire.Op]handler{
 // Serve implements transport.Handler.
 func (s *Server) Serve(ctx context.Context, peer transport.Peer, req *wire.Request, reply func(*wire.Reply)) {
 	handle, known := handlers[req.Op]
-	c := &call{s: s, ctx: ctx, handle: handle, req: req, reply: reply, remote: !peer.Local}
+	c := &call{s: s, ctx: ctx, handle: handle, peer: peer.ID, req: req, reply: reply, remote: !peer.Local}
 	var err error
 	switch c.client = s.clientOf(ctx, peer); {
 	case !known:
@@ -268,6 +291,17 @@ func (c *call) finish(result any, err error) {
 		err = errClosed // the client is there, but Close has dropped what it had
 	}
 	reply := c.makeReply(result, err)
+	c.s.afterDurable(func(err error) {
+		if err != nil && reply.Code == tqerr.OK {
+			c.takeBack()
+			c.undo = nil
+			reply = wire.ErrorReply(tqerr.WithOp(c.req.Op.Public(), err))
+		}
+		c.send(reply)
+	})
+}
+
+func (c *call) send(reply *wire.Reply) {
 	c.observe(reply.Code)
 	if c.req.Sequence == 0 {
 		c.reply(reply)

@@ -106,6 +106,31 @@ type Preparer interface {
 	Writes() bool
 }
 
+// Numbered is a Staged that keeps its place when its controller dies: a later one can commit it by its number.
+type Numbered interface {
+	// CommitChange is Commit with the number of the change in the controller's journal; 0: it has none.
+	CommitChange(samples []schema.Sample, change uint64)
+	// Txn is the number by which the unit knows it.
+	Txn() uint64
+}
+
+// CommitChange calls CommitChange where there is one, else Commit.
+func CommitChange(s Staged, samples []schema.Sample, change uint64) {
+	if n, ok := s.(Numbered); ok {
+		n.CommitChange(samples, change)
+		return
+	}
+	s.Commit(samples)
+}
+
+// TxnOf is the number by which the unit of a staged write knows it, 0: it has none.
+func TxnOf(s Staged) uint64 {
+	if n, ok := s.(Numbered); ok {
+		return n.Txn()
+	}
+	return 0
+}
+
 // Pinner is a Store whose cells may lie on disk. Pin is Read without reading the disk: it is quick, but the lease's blocks
 // have no bytes before its Load.
 type Pinner interface {

@@ -85,7 +85,7 @@ func samples() []any {
 			Units:      []UnitMetrics{{Info: unit, Resident: 4096, Requests: []RequestMetrics{{Type: "GET_DATA", Arrived: 5}}}},
 			Queues:     QueueMetrics{Clients: 1, Waiters: 2, Watches: 3, Writes: 4, WaitingPuts: 5, Jobs: 6}, Bounds: Ints{1, 5}},
 		&JoinUnitsRequest{Units: []UnitAddress{{Name: "u", Socket: "/run/u.sock", Secret: []byte{1}, Host: "h"}}},
-		&UnitOpenRequest{Session: 1 << 63},
+		&UnitOpenRequest{Session: 1 << 63, Keep: true}, &UnitSettleRequest{Leases: true},
 		&UnitStageRequest{Txn: 1, Partition: text, Columns: []Column{varying}, Filled: true},
 		&UnitCommitRequest{Txn: 1, Samples: *named},
 		&UnitReadRequest{Lease: 9, Partition: text, Fields: Strings{"a"}, Samples: *named, Apart: true, Inline: 1 << 16, Keep: true},

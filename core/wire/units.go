@@ -18,9 +18,17 @@ type UnitAddress struct {
 	Host   string
 }
 
-// UnitOpenRequest is the first request of a controller. A unit that holds cells of another session drops them.
+// UnitOpenRequest is the first request of a controller. A unit that holds cells of another session drops them. With Keep what is
+// staged and leased stays when the connection breaks, until a controller of the same session has opened the unit again and
+// sent OpUnitSettle.
 type UnitOpenRequest struct {
 	Session uint64
+	Keep    bool
+}
+
+// UnitSettleRequest ends what an earlier controller of the session has left staged, and with Leases what it has leased.
+type UnitSettleRequest struct {
+	Leases bool
 }
 
 // UnitOpened tells a controller whom it has reached.
@@ -29,6 +37,11 @@ type UnitOpened struct {
 	Incarnation uint64 // differs from one start of the unit to the next
 	PID         int
 	SampleLimit int64 // 0: none
+
+	// Of what an earlier controller of the session has sent: the last numbered change that was executed, and the highest number of
+	// a write or a lease.
+	Changed uint64
+	Highest uint64
 }
 
 // UnitStageRequest reserves memory for columns. With Filled the payload holds their bytes, one after another.
@@ -43,6 +56,7 @@ type UnitStageRequest struct {
 type UnitCommitRequest struct {
 	Txn     uint64
 	Samples Samples
+	Change  uint64 // number of the change in the controller's journal, 0: it has none
 }
 
 // UnitReadRequest leases cells under the number Lease, or one number per field from Lease on when Apart. When all columns
@@ -62,6 +76,7 @@ type UnitDeleteRequest struct {
 	Partition string
 	Fields    Strings
 	Samples   Samples
+	Change    uint64 // as in a commit
 }
 
 // UnitTransformRequest computes an update, or parses a put, and stages the result as Txn. The operands are the payload, or

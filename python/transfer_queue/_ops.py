@@ -52,3 +52,4 @@ class Op(IntEnum):
     UNIT_TRANSFORM = 43
     UNIT_STATS = 44
     UNIT_PREPARE = 45
+    UNIT_SETTLE = 46

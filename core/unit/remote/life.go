@@ -1,6 +1,7 @@
 package remote
 
 import (
+	"math"
 	"sync"
 
 	"transferqueue/core/schema"
@@ -15,6 +16,9 @@ type life struct {
 	unit    *unit.Unit
 	peer    uint64
 	last    uint64 // number of the latest request; guarded by Server.mu
+	keeps   bool   // what is staged and leased outlives the connection
+	// Of the controllers before: the last change, and the highest number of a write or a lease.
+	changed, highest uint64
 	freed   *unit.Freed
 	running sync.WaitGroup // transformations, and what reads and writes the disk
 	mu      struct {
@@ -23,6 +27,7 @@ type life struct {
 		leases map[uint64]store.Lease
 		count  uint64 // of stats that were taken
 		ended  bool
+		change uint64 // number of the last change
 	}
 }
 
@@ -43,15 +48,61 @@ func newLife(u *unit.Unit, freed *unit.Freed, peer uint64) *life {
 
 var errGone = tqerr.New(tqerr.Cancelled, "the controller is gone")
 
-// end drops what is staged and leased. The contexts of all requests have ended.
+// end drops what is staged and leased, unless it is to stay. The contexts of all requests have ended.
 func (l *life) end() {
 	l.mu.Lock()
 	l.mu.ended = true
 	l.mu.Unlock()
 	l.running.Wait()
+	if !l.keeps {
+		l.discard()
+	}
+}
+
+// inherit takes over what an earlier controller of the session has left.
+func (l *life) inherit(from *life) {
+	from.mu.Lock()
+	defer from.mu.Unlock()
+	l.mu.txns, l.mu.leases, l.mu.change = from.mu.txns, from.mu.leases, from.mu.change
+	from.mu.txns, from.mu.leases = nil, nil
+	l.changed, l.highest = l.mu.change, from.highest
+	for n := range l.mu.txns {
+		l.highest = max(l.highest, n)
+	}
+	for n := range l.mu.leases {
+		l.highest = max(l.highest, n)
+	}
+}
+
+// settle ends what was left by an earlier controller, whose numbers are those up to highest.
+func (l *life) settle(r *request) (*wire.UnitReply, error) {
+	var req wire.UnitSettleRequest
+	if err := r.decode(&req); err != nil {
+		return nil, err
+	}
+	l.dropUpTo(l.highest, req.Leases)
+	return nil, nil
+}
+
+// discard ends all writes and leases.
+func (l *life) discard() { l.dropUpTo(math.MaxUint64, true) }
+
+// dropUpTo ends the writes, and perhaps the leases, with numbers up to one.
+func (l *life) dropUpTo(highest uint64, andLeases bool) {
+	txns, leases := map[uint64]*txn{}, map[uint64]store.Lease{}
 	l.mu.Lock()
-	txns, leases := l.mu.txns, l.mu.leases
-	l.mu.txns, l.mu.leases = nil, nil
+	for n, t := range l.mu.txns {
+		if n <= highest {
+			txns[n] = t
+			delete(l.mu.txns, n)
+		}
+	}
+	for n, lease := range l.mu.leases {
+		if n <= highest && andLeases {
+			leases[n] = lease
+			delete(l.mu.leases, n)
+		}
+	}
 	l.mu.Unlock()
 	for _, t := range txns {
 		if t.staged != nil {
@@ -187,7 +238,15 @@ func (l *life) commit(r *request) (*wire.UnitReply, error) {
 		return nil, tqerr.New(tqerr.InvalidArgument, "write %d has %d rows, not %d", req.Txn, rows, len(samples))
 	}
 	t.staged.Commit(samples)
+	l.executed(req.Change)
 	return nil, nil
+}
+
+// executed remembers the number of a change.
+func (l *life) executed(change uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.mu.change = max(l.mu.change, change)
 }
 
 func (l *life) abort(r *request) (*wire.UnitReply, error) {
@@ -223,6 +282,7 @@ func (l *life) remove(r *request) (*wire.UnitReply, error) {
 	samples, err := samplesOf(&req.Samples)
 	if err == nil {
 		l.unit.Delete(req.Partition, req.Fields, samples)
+		l.executed(req.Change)
 	}
 	return nil, err
 }

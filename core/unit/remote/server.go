@@ -12,7 +12,8 @@
 //
 // # Lives
 //
-// A unit serves one controller at a time. What that has staged or leased ends with its connection. The cells stay until a
+// A unit serves one controller at a time. What that has staged or leased ends with its connection; of a controller that keeps
+// a journal it stays until the next one of the session has said which writes are to be committed. The cells stay until a
 // controller of another session opens the unit, which then begins empty.
 //
 // Locks: Server.mu, then life.mu, then those of the store. In the controller's process Unit.stream is taken under the
@@ -54,6 +55,7 @@ type Server struct {
 		freed   *unit.Freed // memory of unit
 		session uint64      // whose cells the unit holds; 0: nobody's
 		life    *life       // nil while no controller is connected
+		left    *life       // of the controller before, whose staged writes and leases stay; nil: nothing has
 		closed  bool
 	}
 }
@@ -105,6 +107,7 @@ var handlers = map[wire.Op]handler{
 	wire.OpUnitTransform: (*life).transform,
 	wire.OpUnitStats:     (*life).report,
 	wire.OpUnitPrepare:   (*life).prepare,
+	wire.OpUnitSettle:    (*life).settle,
 }
 
 // request is one request on its way to its answer.
@@ -128,6 +131,7 @@ func (s *Server) Serve(ctx context.Context, peer transport.Peer, req *wire.Reque
 	if req.Op == wire.OpUnitOpen {
 		l.answer(r, &wire.UnitReply{Opened: &wire.UnitOpened{
 			Name: s.opts.Name, Incarnation: s.incarnation, PID: os.Getpid(), SampleLimit: s.opts.SampleLimit,
+			Changed: l.changed, Highest: l.highest,
 		}}, nil)
 		return
 	}
@@ -175,6 +179,10 @@ func (s *Server) openLocked(peer transport.Peer, r *request) (*life, error) {
 	if open.Session == 0 || r.Sequence != 1 {
 		return nil, tqerr.New(tqerr.InvalidArgument, "unit %q: opened as request %d for session %d", s.opts.Name, r.Sequence, open.Session)
 	}
+	if s.mu.left != nil && s.mu.session != open.Session {
+		s.mu.left.discard()
+		s.mu.left = nil
+	}
 	if s.mu.session != 0 && s.mu.session != open.Session {
 		old := s.mu.unit
 		if err := s.beginLocked(); err != nil {
@@ -185,11 +193,17 @@ func (s *Server) openLocked(peer transport.Peer, r *request) (*life, error) {
 		}
 	}
 	s.mu.session = open.Session
-	s.mu.life = newLife(s.mu.unit, s.mu.freed, peer.ID)
-	return s.mu.life, nil
+	l := newLife(s.mu.unit, s.mu.freed, peer.ID)
+	l.keeps = open.Keep
+	if s.mu.left != nil {
+		l.inherit(s.mu.left)
+		s.mu.left = nil
+	}
+	s.mu.life = l
+	return l, nil
 }
 
-// Gone implements transport.Handler: what the controller has staged or leased ends.
+// Gone implements transport.Handler: what the controller has staged or leased ends, unless it wants it to stay.
 func (s *Server) Gone(peer transport.Peer) {
 	s.mu.Lock()
 	l := s.mu.life
@@ -201,7 +215,9 @@ func (s *Server) Gone(peer transport.Peer) {
 	l.end()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.mu.life = nil
+	if s.mu.life = nil; l.keeps {
+		s.mu.left = l
+	}
 }
 
 // Segment implements transport.Handler. A server has one unit, whatever its number with the controller is.
@@ -218,6 +234,10 @@ func (s *Server) Unit() *unit.Unit {
 func (s *Server) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.mu.left != nil {
+		s.mu.left.discard()
+		s.mu.left = nil
+	}
 	err := s.mu.unit.Close()
 	s.mu.closed = s.mu.closed || err == nil
 	return err
