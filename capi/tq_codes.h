@@ -25,7 +25,8 @@ enum tq_code {
     TQ_WRONG_TYPE = 19,
     TQ_CAPACITY_EXCEEDED = 20,
     TQ_FILE_NOT_FOUND = 21,
-    TQ_FILE_EXISTS = 22
+    TQ_FILE_EXISTS = 22,
+    TQ_DATA_LOST = 23
 };
 
 #endif

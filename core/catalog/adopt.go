@@ -160,6 +160,11 @@ func (r *Restored) field(p *partition, s *FieldState) error {
 	}
 	f := p.fieldNamed(s.Name)
 	r.stored[f] = &bitset.Set{}
+	for _, i := range s.Lost {
+		if !p.hasActive(i) || !f.lost.Add(i) {
+			return bad("lost samples occur twice or do not exist")
+		}
+	}
 	if len(s.Holders) == 0 {
 		return nil
 	}
@@ -174,8 +179,8 @@ func (r *Restored) field(p *partition, s *FieldState) error {
 		return bad("is of no known kind")
 	}
 	for k, i := range s.Holders {
-		if !p.hasActive(i) || k > 0 && i <= s.Holders[k-1] {
-			return bad("holders are not in order or do not exist")
+		if !p.hasActive(i) || k > 0 && i <= s.Holders[k-1] || f.lost.Has(i) {
+			return bad("holders are not in order, do not exist or were lost")
 		}
 	}
 	f.write(&column, s.Holders, bitset.NewMask(s.Holders))

@@ -105,6 +105,7 @@ func (c *Catalog) startClear(p *partition, active, again []int64) *Clearing {
 		if held := f.has.Intersect(rows); len(held) > 0 {
 			f.erase(held)
 		}
+		f.lost.RemoveAll(rows)
 	}
 	for _, done := range p.consumed {
 		done.RemoveAll(rows)
@@ -202,6 +203,7 @@ func (c *Catalog) ClearFields(partition string, keys []string, samples []schema.
 			continue
 		}
 		held := f.has.Intersect(rows)
+		f.lost.RemoveAll(rows)
 		if len(held) == 0 {
 			continue
 		}

@@ -84,7 +84,9 @@ func (r *FetchRequest) check() error {
 // samples that were cleared since.
 //
 // Errors: InvalidArgument for a request without task or number; what the sampler returns.
-func (c *Catalog) Fetch(r FetchRequest, s Sampler) (*Described, error) { return c.FetchNoted(r, s, nil) }
+func (c *Catalog) Fetch(r FetchRequest, s Sampler) (*Described, error) {
+	return c.FetchNoted(r, s, nil)
+}
 
 // FetchNoted is Fetch with a last word: note is told what is about to be handed out, and an error of it is that of the fetch,
 // by which the catalog has not changed.

@@ -14,6 +14,7 @@ type field struct {
 	name   string
 	number int // in order of registration
 	has    bitset.Set
+	lost   bitset.Set // whose cell a unit has lost; none of them is in has
 	kind   schema.Kind
 	dtype  schema.DType
 	ragged uint8
@@ -69,6 +70,7 @@ func (f *field) admits(partition string, col *schema.Column, rows bitset.Mask) e
 // write makes rows hold the column; row k of it belongs to indexes[k], and rows is the mask of indexes.
 func (f *field) write(col *schema.Column, indexes []int64, rows bitset.Mask) {
 	f.has.AddAll(rows)
+	f.lost.RemoveAll(rows)
 	switch {
 	case f.has.Count() == col.Rows: // nobody else holds it
 		f.kind, f.dtype, f.ragged = col.Kind, col.DType, col.Ragged

@@ -21,8 +21,8 @@ type Selection struct {
 // nil means those that all rows have; others are narrowed to them, which may leave none. With strict, every key and field
 // must be there. Read-only.
 //
-// Errors: NotFound when no key exists, and with strict for each that is missing; InvalidArgument when the rows share no
-// field at all.
+// Errors: NotFound when no key exists, and with strict for each that is missing; DataLost for cells that were lost;
+// InvalidArgument when the rows share no field at all.
 func (c *Catalog) SelectKeys(partition string, keys []string, fields []string, strict bool) (*Selection, error) {
 	p := c.partitions[partition]
 	out := &Selection{
@@ -68,6 +68,9 @@ func noKeys(partition string, keys []string, limit int) error {
 
 // selectFields narrows the fields of a read by key to those that all rows have.
 func (c *Catalog) selectFields(p *partition, indexes []int64, fields []string, strict bool) ([]string, error) {
+	if err := c.lostIn(p, indexes, fields); err != nil {
+		return nil, err
+	}
 	rows := bitset.NewMask(indexes)
 	if strict && fields != nil {
 		if err := c.lacking(p, indexes, rows, fields); err != nil {
@@ -132,8 +135,8 @@ func (c *Catalog) notReady(p *partition, indexes []int64) error {
 // SelectSamples finds the rows of samples, all of which must exist and have all fields; nil means those that all have.
 // Read-only.
 //
-// Errors: SampleGone for a sample that was cleared, also when its index has a new sample; InvalidArgument for a field that
-// a row lacks.
+// Errors: SampleGone for a sample that was cleared, also when its index has a new sample; DataLost for cells that were lost;
+// InvalidArgument for a field that a row lacks.
 func (c *Catalog) SelectSamples(samples []schema.Sample, partition string, fields []string) (*Selection, error) {
 	p := c.partitions[partition]
 	out := &Selection{Rows: make([]int, len(samples)), Samples: samples, Units: make([]uint32, len(samples))}
@@ -148,6 +151,9 @@ func (c *Catalog) SelectSamples(samples []schema.Sample, partition string, field
 	if len(samples) == 0 {
 		out.Fields = []string{}
 		return out, nil
+	}
+	if err := c.lostIn(p, indexes, fields); err != nil {
+		return nil, err
 	}
 	rows := bitset.NewMask(indexes)
 	if fields == nil {

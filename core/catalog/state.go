@@ -46,6 +46,7 @@ type FieldState struct {
 	Ragged  uint8
 	Holders []int64
 	Shapes  schema.Column // of the holders, when they are tensors
+	Lost    []int64       // whose cell was lost, see Reconcile
 }
 
 // TaskState is what a task has consumed.
@@ -105,7 +106,7 @@ func (c *Catalog) exportPartition(p *partition) PartitionState {
 		}
 	}
 	for _, f := range p.ordered {
-		state := FieldState{Name: f.name, Kind: f.kind, DType: f.dtype, Ragged: f.ragged, Holders: f.has.Members(nil)}
+		state := FieldState{Name: f.name, Kind: f.kind, DType: f.dtype, Ragged: f.ragged, Holders: f.has.Members(nil), Lost: f.lost.Members(nil)}
 		if f.kind == schema.Tensor {
 			state.Shapes = f.describe(state.Holders)
 		}

@@ -57,6 +57,13 @@ func (c *Catalog) AddUnit(id uint32, host string) {
 	}
 }
 
+// ReplaceUnit gives the place of a unit, its slots and samples, to one of another number.
+func (c *Catalog) ReplaceUnit(old, id uint32, host string) {
+	u := c.unit(old)
+	u.id, u.host = id, host
+	c.epoch++
+}
+
 // LimitUnit bounds the samples of a unit; 0: no limit.
 func (c *Catalog) LimitUnit(id uint32, samples int64) {
 	if samples <= 0 {

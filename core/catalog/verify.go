@@ -59,7 +59,10 @@ func (c *Catalog) verifyIndexes(p *partition, owners map[int64]string, slots []i
 	}
 	subsets := map[string]*bitset.Set{"active": &p.active, "keyed": &p.keyed}
 	for _, f := range p.ordered {
-		subsets["field "+f.name] = &f.has
+		subsets["field "+f.name], subsets["lost of field "+f.name] = &f.has, &f.lost
+		if both := (bitset.Query{All: []*bitset.Set{&f.has, &f.lost}}).Append(nil, 3); both != nil {
+			return fmt.Errorf("field %q of indexes %v is there and lost", f.name, both)
+		}
 	}
 	for task, done := range p.consumed {
 		subsets["task "+task] = done

@@ -35,10 +35,10 @@ type Applied struct {
 
 // Event is one change of a sample that has a key.
 type Event struct {
-	Kind   string // EventPut, EventUpdate or EventClear
+	Kind   string // EventPut, EventUpdate, EventClear or EventLost
 	Key    string
-	Fields []string // that were written or cleared; nil for a whole sample that was cleared
-	Tags   []byte   // as stored, nil for a clear
+	Fields []string // that were written, cleared or lost; nil for a whole sample that was cleared
+	Tags   []byte   // as stored, nil for a clear and a loss
 }
 
 // The kinds of events.
@@ -46,6 +46,7 @@ const (
 	EventPut    = "put"
 	EventUpdate = "update"
 	EventClear  = "clear"
+	EventLost   = "lost" // cells were lost with the unit that held them
 )
 
 // newRow stands for the index of a row that does not exist yet.
@@ -116,7 +117,7 @@ func (c *Catalog) plan(w *Write) (*plan, error) {
 	}
 	pl.places = existing(pl.rows)
 	if w.Update {
-		return pl, pl.updatable(w)
+		return pl, c.updatable(pl, w)
 	}
 	return pl, nil
 }
@@ -206,16 +207,20 @@ func (c *Catalog) findSamples(pl *plan, w *Write) error {
 }
 
 // updatable checks that every row has the fields to update.
-func (pl *plan) updatable(w *Write) error {
-	var lacking []string
+func (c *Catalog) updatable(pl *plan, w *Write) error {
+	var lacking, fields []string
 	for i := range w.Columns {
 		name := w.Columns[i].Field
+		fields = append(fields, name)
 		if f := pl.p.fields[name]; f == nil || !f.has.HasAll(pl.places) {
 			lacking = append(lacking, name)
 		}
 	}
 	if lacking == nil {
 		return nil
+	}
+	if err := c.lostIn(pl.p, pl.rows, fields); err != nil {
+		return err
 	}
 	slices.Sort(lacking)
 	return tqerr.New(tqerr.InvalidArgument, "partition %q: fields not produced by every sample: %s", w.Partition, quoted(lacking, allNames))

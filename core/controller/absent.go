@@ -27,6 +27,7 @@ func (n absent) sync(context.Context) error { return n.Lost() }
 func (n absent) disconnect()                {}
 func (n absent) close()                     {}
 func (n absent) descriptors() []int         { return nil }
+func (n absent) Durable() bool              { return false }
 
 // Lost implements node.
 func (n absent) Lost() error {
@@ -45,4 +46,6 @@ func (n absent) Parse(context.Context, *unit.ParseSpec) (*unit.Transformed, erro
 func (n absent) Stage(context.Context, string, []schema.Column, []byte) (store.Staged, error) {
 	return nil, n.Lost()
 }
+func (n absent) Inventory(context.Context) ([]schema.Stock, error)              { return nil, n.Lost() }
+func (n absent) Discard(context.Context) error                                  { return n.Lost() }
 func (n absent) Delete(string, []string, []schema.Sample, uint64) unit.Deleting { return nil }

@@ -55,18 +55,8 @@ func (c *call) apply(t *txn) (any, error) {
 
 // applyPrepared makes visible what is staged, on disk too.
 func (c *call) applyPrepared(t *txn) (any, error) {
-	return c.writing(&instant{
+	w := &instant{
 		cells: t.cells,
-		do: func() (any, error) {
-			result, err := t.applyLocked(replyResult)
-			if err != nil && tqerr.CodeOf(err) != tqerr.Conflict {
-				t.abort()
-			}
-			if err != nil {
-				return nil, err
-			}
-			return &wire.PutReply{Result: result}, nil
-		},
 		conflict: func(ctx context.Context) error {
 			if err := t.restage(ctx, c.stageWhenRoom); err != nil {
 				return err
@@ -74,7 +64,22 @@ func (c *call) applyPrepared(t *txn) (any, error) {
 			return t.prepare(ctx)
 		},
 		giveUp: t.abort,
-	})
+	}
+	w.do = func() (any, error) {
+		result, err := t.applyLocked(replyResult)
+		if err != nil && tqerr.CodeOf(err) != tqerr.Conflict {
+			t.abort()
+		}
+		if err != nil {
+			return nil, err
+		}
+		reply := &wire.PutReply{Result: result}
+		if confirms(t.shares) {
+			w.rest = func(context.Context) (any, error) { return reply, confirm(t.shares) }
+		}
+		return reply, nil
+	}
+	return c.writing(w)
 }
 
 // restage moves staged rows to the units where they belong now: another client has created one of the keys meanwhile, or a

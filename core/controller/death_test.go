@@ -184,25 +184,32 @@ func (u *user) unit(name string) (found wire.UnitInfo) {
 
 func (u *user) state(name string) string { return u.unit(name).State }
 
-// A unit that was cut off and joins again is a new one: it has dropped what it had, and takes samples again.
+// A unit without a disk that was cut off and joins again has dropped what it had: that is lost, by key, until it is written
+// again. The unit has its old place and takes samples.
 func TestAUnitComesBackEmpty(t *testing.T) {
 	within(t, setup{units: 2, remote: true}, func(t *testing.T, s *system) {
 		u := s.spread(t)
 		s.hosts[0].net.Cut(s.hosts[0].peer, 0)
 		synctest.Wait()
-		require.Positive(t, s.hosts[0].server.Unit().Stats().Cells, "cells stay until somebody else comes")
+		had := s.hosts[0].server.Unit().Stats().Cells
+		require.Positive(t, had, "cells stay until somebody else comes")
 		s.joinHosts()
 		s.units[0] = s.hosts[0].server.Unit()
 		require.Zero(t, s.units[0].Stats())
 		_, err := u.tryGet(&wire.GetRequest{Partition: "p", Keys: []string{"a", "b"}}, 0)
-		require.Equal(t, tqerr.Unavailable, tqerr.CodeOf(err))
+		require.Equal(t, tqerr.DataLost, tqerr.CodeOf(err))
+		require.Equal(t, had, u.unit("unit-0").LostCells)
+		var reply wire.UnitsReply
+		u.ask(wire.OpUnits, nil, &reply)
+		require.Len(t, reply.Units, 2)
 		for range 8 {
 			u.put(batch{write: write{Partition: "p", Insert: 1, Fields: []string{"x"}}, columns: s.rows(narrow, nil, 1).columns})
 		}
 		require.Positive(t, s.units[0].Stats().Cells)
-		var reply wire.UnitsReply
-		u.ask(wire.OpUnits, nil, &reply)
-		require.Len(t, reply.Units, 3)
+		u.put(s.rows(narrow, []string{"a", "b"}, 3, 4))
+		got, err := u.tryGet(&wire.GetRequest{Partition: "p", Keys: []string{"a", "b"}, Fields: []string{"x"}}, 0)
+		require.NoError(t, err)
+		require.Equal(t, [][]int64{{3, 3, 3, 3}, {4, 4, 4, 4}}, got.ints["x"])
 	})
 }
 

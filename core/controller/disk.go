@@ -44,11 +44,7 @@ func prepareShares(ctx context.Context, shares []share) error {
 
 // prepareResults does the same for the results of a transformation.
 func (t *txn) prepareResults(ctx context.Context, results []*unit.Transformed) error {
-	shares := slices.Clone(t.shares)
-	for i := range shares {
-		shares[i].staged = results[i].Staged
-	}
-	return prepareShares(ctx, shares)
+	return prepareShares(ctx, sharesOf(t.shares, results))
 }
 
 // onDisk reports whether a write can have to do with disks.

@@ -312,6 +312,11 @@ func (l *rowLoading) apply(ctx context.Context) ([][]byte, error) {
 	if set != nil {
 		_, err = s.inTurn(ctx, set, write)
 	}
+	for _, t := range l.txns {
+		if err == nil {
+			err = confirm(t.shares)
+		}
+	}
 	out := make([][]byte, len(l.index.Keys))
 	for i, key := range l.index.Keys {
 		out[i] = tags[key]

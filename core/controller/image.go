@@ -46,7 +46,7 @@ func recordOf(n node) unitRecord {
 	case inside:
 		r.Inside = true
 	case outside:
-		r.Socket, r.Secret, r.Session, r.Incarnation = n.Socket(), n.secret, n.Session(), n.Incarnation()
+		r.Socket, r.Secret, r.Incarnation = n.Socket(), n.secret, n.Incarnation()
 	case absent:
 		r = n.was
 	}

@@ -39,12 +39,15 @@ func (c *call) joinUnits() (any, error) {
 	})
 }
 
-// join adds one unit. The caller has the right to, so that numbers are given once.
+// join adds one unit, or puts it in the place of the one of its name that is gone. The caller has the right to, so that numbers
+// are given once.
 func (s *Server) join(ctx context.Context, at *wire.UnitAddress) error {
-	all := s.nodes.Load().order
-	number := uint32(len(all))
-	for _, n := range all {
-		if n.Name() != at.Name || n.Lost() != nil {
+	var old node
+	for _, n := range s.nodes.Load().order {
+		if n.Name() != at.Name {
+			continue
+		}
+		if old = n; n.Lost() != nil {
 			continue
 		}
 		// One whose process has just ended may not be known to be lost yet.
@@ -52,31 +55,19 @@ func (s *Server) join(ctx context.Context, at *wire.UnitAddress) error {
 			return err
 		}
 	}
-	// A unit that was lost and comes back is a new one, of which the catalog knows no cell: it has to begin empty.
-	session := rand.Uint64() | 1
-	conn, err := s.dial(ctx, at, session)
+	conn, err := s.dial(ctx, at, rand.Uint64()|1)
 	if err != nil {
 		return tqerr.Wrap(tqerr.CodeOf(err), err, "unit %q", at.Name)
 	}
 	u, err := remote.Open(ctx, conn, remote.Address{
-		ID: number, Name: at.Name, Host: at.Host, Socket: at.Socket, Session: session, Keep: s.journal != nil,
+		ID: s.nextUnit(), Name: at.Name, Host: at.Host, Socket: at.Socket, Session: s.number, Hold: s.journal != nil,
 	})
 	if err != nil {
 		return err
 	}
-	n := outside{u, at.Secret}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ctx.Err() != nil {
-		_ = u.Close()
-		return tqerr.New(tqerr.Unavailable, "the session is closing")
-	}
-	record := recordOf(n)
-	if _, err := s.noteLocked(false, recordUnit, &record); err != nil {
-		_ = u.Close()
+	if err := s.rejoin(ctx, outside{u, at.Secret}, old); err != nil {
 		return err
 	}
-	s.addLocked(n)
 	s.room.Signal()
 	return nil
 }

@@ -24,6 +24,7 @@ import (
 type journaling struct {
 	log     *journal.Log
 	running sync.WaitGroup // answers that wait for an fsync, and a turn
+	opening bool           // what is done is not written down, because a state of all of it will be
 	turning chan struct{}  // has an element while nobody makes a turn
 	again   atomic.Int64   // earliest time of the next turn after one that failed, in nanoseconds
 }
@@ -46,7 +47,7 @@ func (c *call) origin() origin {
 // noteLocked writes down what is about to be done, and returns its number, 0 without a journal. After an error it must not be
 // done. Urgent is what frees something. Called with mu held.
 func (s *Server) noteLocked(urgent bool, kind byte, message any) (uint64, error) {
-	if s.journal == nil {
+	if s.journal == nil || s.journal.opening {
 		return 0, nil
 	}
 	record, err := encodeRecord(kind, message)
@@ -65,6 +66,16 @@ func (s *Server) appendLocked(urgent bool, records ...[]byte) (uint64, error) {
 		s.turnSoon()
 	}
 	return number, err
+}
+
+// noteUnitLocked writes down that a unit is about to become part of the session.
+func (s *Server) noteUnitLocked(n, old node) error {
+	record := recordOf(n)
+	if record.Replaces = -1; old != nil {
+		record.Replaces = int64(old.ID())
+	}
+	_, err := s.noteLocked(false, recordUnit, &record)
+	return err
 }
 
 // notePutsLocked writes writes down, all in one, after it has made sure that none of them can fail.

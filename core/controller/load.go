@@ -271,6 +271,11 @@ func (s *Server) swapWhenQuiet(ctx context.Context, l *loading, ready func() err
 	for _, d := range deletions {
 		d.wait()
 	}
+	for _, r := range l.rows {
+		if err == nil {
+			err = confirm(r.shares)
+		}
+	}
 	return err
 }
 

@@ -233,7 +233,7 @@ func (c *call) fresh(answer func() (any, error)) (any, error) {
 func (s *Server) unitInfos() []wire.UnitInfo {
 	all := s.nodes.Load().order
 	s.mu.RLock()
-	samples := make([]int64, len(all))
+	lost, samples := s.mu.cat.LostOn(), make([]int64, len(all))
 	for i, n := range all {
 		samples[i] = s.mu.cat.SamplesOn(n.ID())
 	}
@@ -247,7 +247,7 @@ func (s *Server) unitInfos() []wire.UnitInfo {
 		out[i] = wire.UnitInfo{
 			ID: n.Name(), State: state, Host: n.Host(), MemoryUsed: st.MemoryUsed + st.Staging, MemoryLimit: st.MemoryLimit,
 			DiskUsed: st.DiskUsed, DiskLimit: unlimited(st.DiskLimit), Samples: samples[i], SampleLimit: n.SampleLimit(), Cells: st.Cells,
-			Leases: st.Leases, Staged: st.Staged,
+			Leases: st.Leases, Staged: st.Staged, LostCells: lost[n.ID()],
 		}
 		countDisk(n, &out[i])
 	}

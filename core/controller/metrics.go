@@ -122,6 +122,12 @@ func (p *meteredPut) Prepare() error { return store.Prepare(p.Staged) }
 // Writes implements store.Preparer.
 func (p *meteredPut) Writes() bool { return store.Writes(p.Staged) }
 
+// Confirms implements store.Confirmer.
+func (p *meteredPut) Confirms() bool { return store.Confirms(p.Staged) }
+
+// Confirm implements store.Confirmer.
+func (p *meteredPut) Confirm() error { return store.Confirm(p.Staged) }
+
 // unmeteredPut is the staged write itself, which a unit elsewhere knows by its number.
 func unmeteredPut(s store.Staged) store.Staged {
 	if p, ok := s.(*meteredPut); ok {

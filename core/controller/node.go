@@ -2,9 +2,11 @@ package controller
 
 import (
 	"context"
+	"maps"
 	"slices"
 
 	"transferqueue/core/catalog"
+	"transferqueue/core/guard"
 	"transferqueue/core/schema"
 	"transferqueue/core/store"
 	"transferqueue/core/tqerr"
@@ -19,6 +21,11 @@ type Unit interface {
 	store.Pinner
 	// Advise lets somebody say what samples are needed for, when cells have to move to disk.
 	Advise(a store.Advisor)
+	// Durable reports whether what is on its disk outlives the process, and Secure returns when all that has happened does.
+	Durable() bool
+	Secure() error
+	// Own makes what is on its disk that of a session, and fails when it is another's.
+	Own(session string) error
 	Counters() store.Counters
 	ID() uint32
 	Name() string
@@ -48,10 +55,18 @@ type node interface {
 	// Stage reserves memory. What it returns has to be prepared, with mu not held, before it is committed. A unit that waits also fills it when payload is not nil.
 	Stage(ctx context.Context, partition string, columns []schema.Column, payload []byte) (store.Staged, error)
 	Read(q *unit.Query) unit.Reading
-	// Delete returns nil when it is done already. change is the number of what is done in the journal, 0: there is none.
+	// Delete returns nil when it is done already. A durable unit answers when it is durable. change is the number of what is done
+	// in the journal, 0: there is none.
 	Delete(partition string, fields []string, samples []schema.Sample, change uint64) unit.Deleting
 	Update(ctx context.Context, spec *unit.UpdateSpec) (*unit.Transformed, error)
 	Parse(ctx context.Context, spec *unit.ParseSpec) (*unit.Transformed, error)
+
+	// Inventory lists all cells, in no order with other requests.
+	Inventory(ctx context.Context) ([]schema.Stock, error)
+	// Discard drops all cells, because the session ends for good.
+	Discard(ctx context.Context) error
+	// Durable reports whether what is on the unit's disk outlives its process.
+	Durable() bool
 
 	// Lost is nil as long as the unit can be reached.
 	Lost() error
@@ -68,8 +83,11 @@ type node interface {
 // inside is a unit in this process: it does everything at once.
 type inside struct {
 	Unit
+	number  uint32 // in the session
 	samples int64
 }
+
+func (n inside) ID() uint32 { return n.number }
 
 func (n inside) SampleLimit() int64                  { return n.samples }
 func (n inside) Lost() error                         { return nil }
@@ -81,8 +99,34 @@ func (n inside) descriptors() []int                  { return nil }
 func (n inside) Bytes(b store.Block) ([]byte, error) { return n.Unit.Bytes(b), nil }
 func (n inside) Delete(partition string, fields []string, samples []schema.Sample, _ uint64) unit.Deleting {
 	n.Unit.Delete(partition, fields, samples)
-	return nil
+	if !n.Durable() {
+		return nil
+	}
+	d := &securing{done: make(chan struct{})}
+	guard.Go("unit "+n.Name(), func() {
+		defer close(d.done)
+		d.err = n.Secure()
+	})
+	return d
 }
+
+// securing is a delete that is not durable yet.
+type securing struct {
+	done chan struct{}
+	err  error
+}
+
+// Done implements unit.Deleting.
+func (s *securing) Done() <-chan struct{} { return s.done }
+
+// Err implements unit.Deleting.
+func (s *securing) Err() error { return s.err }
+
+// Inventory implements node.
+func (n inside) Inventory(context.Context) ([]schema.Stock, error) { return n.Unit.Inventory(), nil }
+
+// Discard implements node. The owner of the unit does it.
+func (n inside) Discard(context.Context) error { return nil }
 
 func (n inside) Stage(_ context.Context, partition string, columns []schema.Column, _ []byte) (store.Staged, error) {
 	return n.Unit.Stage(partition, columns)
@@ -100,23 +144,40 @@ func (n outside) disconnect()                    { _ = n.Disconnect() }
 func (n outside) close()                         { _ = n.Close() }
 func (n outside) descriptors() []int             { return n.Descriptors() }
 
-// nodes are the units of a session, those that are gone included. A value never changes.
+// nodes are the units of a session, those that are gone included. A value never changes. A unit that has come back has another
+// number, so that nobody takes memory of its old process for that of the new one.
 type nodes struct {
-	byID  map[uint32]node
+	byID  map[uint32]node // also what was replaced
 	order []node
 }
 
 func (s *Server) node(id uint32) node { return s.nodes.Load().byID[id] }
 
-// addLocked makes a unit known. Called with mu held, or before the server is shared.
-func (s *Server) addLocked(n node) {
-	n = meter(n)
-	old := s.nodes.Load()
-	next := &nodes{byID: map[uint32]node{n.ID(): n}, order: append(slices.Clone(old.order), n)}
-	for id, other := range old.byID {
-		next.byID[id] = other
+// nextUnit is a number that no unit of the session has had.
+func (s *Server) nextUnit() (number uint32) {
+	for id := range s.nodes.Load().byID {
+		number = max(number, id+1)
 	}
-	s.mu.cat.AddUnit(n.ID(), n.Host())
+	return number
+}
+
+// addLocked makes a unit known, in the place of one that is gone when old is not nil. Called with mu held, or before the server
+// is shared.
+func (s *Server) addLocked(n, old node) {
+	n = meter(n)
+	now := s.nodes.Load()
+	next := &nodes{byID: maps.Clone(now.byID), order: slices.Clone(now.order)}
+	if next.byID == nil {
+		next.byID = map[uint32]node{}
+	}
+	next.byID[n.ID()] = n
+	if old == nil {
+		next.order = append(next.order, n)
+		s.mu.cat.AddUnit(n.ID(), n.Host())
+	} else {
+		next.order[slices.Index(next.order, old)] = n
+		s.mu.cat.ReplaceUnit(old.ID(), n.ID(), n.Host())
+	}
 	s.mu.cat.LimitUnit(n.ID(), n.SampleLimit())
 	n.OnFree(s.room.Signal)
 	s.nodes.Store(next)
@@ -153,7 +214,7 @@ func (s *Server) explain(err error) error {
 // Descriptors lists the descriptors that the server holds of units in other processes, which a forked child must close.
 func (s *Server) Descriptors() []int {
 	var out []int
-	for _, n := range s.nodes.Load().order {
+	for _, n := range s.nodes.Load().byID {
 		out = append(out, n.descriptors()...)
 	}
 	return out

@@ -27,6 +27,7 @@ const (
 	recordState                // a piece of the catalog's state
 	recordPlaces               // where the samples of that state live
 	recordClearing             // and what was being cleared then
+	recordStock                // a unit has told what it holds
 )
 
 // origin names the request that a record carries out, so that its outcome is known when it comes again. Both are 0 for what
@@ -59,8 +60,24 @@ type unitRecord struct {
 	Inside      bool
 	Socket      string
 	Secret      []byte
-	Session     uint64
 	Incarnation uint64
+	Replaces    int64 // number of the unit whose place it takes, -1: none
+}
+
+// stockRecord is what a unit has told that it holds.
+type stockRecord struct {
+	Unit  uint32
+	Stock []wire.UnitStock
+}
+
+func newStockRecord(unit uint32, stock []schema.Stock) *stockRecord {
+	r := &stockRecord{Unit: unit}
+	for i := range stock {
+		r.Stock = append(r.Stock, wire.UnitStock{
+			Partition: stock[i].Partition, Column: wire.Column(stock[i].Column), Samples: *wireSamples(stock[i].Samples),
+		})
+	}
+	return r
 }
 
 type configRecord struct{ Config []byte }

@@ -3,11 +3,11 @@ package controller
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"slices"
 	"time"
 
 	"transferqueue/core/catalog"
-	"transferqueue/core/journal"
 	"transferqueue/core/sampler"
 	"transferqueue/core/schema"
 	"transferqueue/core/tqerr"
@@ -23,7 +23,7 @@ func Open(ctx context.Context, o Options) (s *Server, err error) {
 	}
 	s = blank(o)
 	s.opts.Units = o.Units
-	s.journal = &journaling{log: o.Journal, turning: make(chan struct{}, 1)}
+	s.journal = &journaling{log: o.Journal, opening: true, turning: make(chan struct{}, 1)}
 	s.journal.turning <- struct{}{}
 	s.mu.outcomes = map[uint64]map[uint64]outcome{}
 	defer func() {
@@ -37,13 +37,20 @@ func Open(ctx context.Context, o Options) (s *Server, err error) {
 	if err == nil {
 		err = r.ready()
 	}
+	s.number = sessionNumber(s.opts.Session)
+	for _, u := range o.Units {
+		if err == nil {
+			err = u.Own(remote.SessionName(s.number))
+		}
+	}
 	if err == nil && found {
 		err = r.findUnits(ctx)
 	} else if err == nil {
 		for _, u := range o.Units {
-			s.addLocked(inside{u, s.sampleLimit()})
+			s.addLocked(inside{u, u.ID(), s.sampleLimit()}, nil)
 		}
 	}
+	s.journal.opening = false
 	if err != nil {
 		return s, err
 	}
@@ -196,19 +203,37 @@ func (r *recovering) unit(number uint64, record []byte) error {
 	if err := decodeRecord(record, &x); err != nil {
 		return err
 	}
-	if i := slices.IndexFunc(r.units, func(u unitRecord) bool { return u.ID == x.ID }); i >= 0 {
-		r.units[i] = x // it has come back
-	} else {
-		r.units = append(r.units, x)
-	}
 	if number == 0 {
+		r.units = append(r.units, x)
 		return nil
 	}
 	if err := r.build(); err != nil {
 		return err
 	}
-	r.s.mu.cat.AddUnit(x.ID, x.Host)
-	r.s.mu.cat.LimitUnit(x.ID, x.SampleLimit)
+	cat := r.s.mu.cat
+	if i := slices.IndexFunc(r.units, func(u unitRecord) bool { return int64(u.ID) == x.Replaces }); i >= 0 {
+		cat.ReplaceUnit(r.units[i].ID, x.ID, x.Host)
+		r.units[i] = x
+	} else {
+		cat.AddUnit(x.ID, x.Host)
+		r.units = append(r.units, x)
+	}
+	cat.LimitUnit(x.ID, x.SampleLimit)
+	return nil
+}
+
+func (r *recovering) stock(_ uint64, record []byte) error {
+	var x stockRecord
+	if err := decodeRecord(record, &x); err != nil {
+		return err
+	}
+	stock := make([]schema.Stock, len(x.Stock))
+	for i := range x.Stock {
+		stock[i] = schema.Stock{
+			Partition: x.Stock[i].Partition, Column: schema.Column(x.Stock[i].Column), Samples: samplesOf(&x.Stock[i].Samples),
+		}
+	}
+	r.s.mu.cat.Reconcile(x.Unit, stock)
 	return nil
 }
 
@@ -221,6 +246,7 @@ var redo = map[byte]func(r *recovering, number uint64, record []byte) error{
 	recordFetch:     (*recovering).fetch,
 	recordReset:     (*recovering).reset,
 	recordPartition: (*recovering).partition,
+	recordStock:     (*recovering).stock,
 }
 
 func (r *recovering) put(number uint64, record []byte) error {
@@ -336,42 +362,95 @@ func (r *recovering) partition(_ uint64, record []byte) error {
 // findUnits puts the units of the earlier life in their places: those of this process, those that live elsewhere, and for
 // those that are gone somebody who says so.
 func (r *recovering) findUnits(ctx context.Context) error {
+	if err := r.checkUnits(); err != nil {
+		return err
+	}
 	s := r.s
-	here := map[string]Unit{}
-	for _, u := range s.opts.Units {
-		here[u.Name()] = u
+	next := uint32(0) // no unit has had it
+	for _, x := range r.units {
+		next = max(next, x.ID+1)
+		s.addLocked(absent{x}, nil)
 	}
-	nodes := make([]node, len(r.units))
-	slices.SortFunc(r.units, func(a, b unitRecord) int { return int(a.ID) - int(b.ID) })
+	places := s.nodes.Load().order
 	for i, x := range r.units {
-		u := here[x.Name]
-		if delete(here, x.Name); x.Inside && (u == nil || u.ID() != x.ID) || !x.Inside && u != nil {
-			return tqerr.New(tqerr.InvalidState, "journal %s: it is of a session with unit %q in the controller's process: %t; start as many units there as before, or name another folder", r.dir, x.Name, x.Inside)
-		}
 		if x.Inside {
-			nodes[i] = inside{u, s.sampleLimit()}
+			// Clients may still map the memory of the dead process under the old number.
+			if err := r.reconcile(ctx, inside{r.here(x.Name), next, s.sampleLimit()}, places[i]); err != nil {
+				return err
+			}
+			next++
 		}
 	}
-	for name := range here {
-		return tqerr.New(tqerr.InvalidState, "journal %s: it is of a session without a unit %q in the controller's process; start as many units there as before, or name another folder", r.dir, name)
-	}
-	err := together(ctx, len(nodes), len(nodes), func(ctx context.Context, i int) error {
-		if nodes[i] != nil {
-			return nil
+	found := make([]node, len(r.units))
+	err := together(ctx, len(r.units), len(r.units), func(ctx context.Context, i int) error {
+		if !r.units[i].Inside {
+			found[i] = r.find(ctx, &r.units[i])
 		}
-		nodes[i] = r.find(ctx, &r.units[i])
 		return nil
 	})
-	for _, n := range nodes {
-		s.addLocked(n)
+	for i, n := range found {
+		if n != nil {
+			s.addLocked(n, places[i])
+		}
 	}
 	return err
+}
+
+// reconcile puts a unit that was started anew in the place of what it was, with what it still has.
+func (r *recovering) reconcile(ctx context.Context, n, place node) error {
+	stock, err := n.Inventory(ctx)
+	if err != nil {
+		return err
+	}
+	r.s.addLocked(n, place)
+	deletions, err := r.s.reconcileLocked(n, stock)
+	for _, d := range deletions {
+		<-d.Done()
+		if err == nil {
+			err = d.Err()
+		}
+	}
+	return err
+}
+
+func (r *recovering) here(name string) Unit {
+	for _, u := range r.s.opts.Units {
+		if u.Name() == name {
+			return u
+		}
+	}
+	return nil
+}
+
+// checkUnits makes sure that this process has the units that the one before it had.
+func (r *recovering) checkUnits() error {
+	refuse := func(name, how string) error {
+		return tqerr.New(tqerr.InvalidState, "journal %s: it is of a session %s unit %q in the controller's process; start as many units there as before, or name another folder", r.dir, how, name)
+	}
+	before := map[string]bool{}
+	for _, x := range r.units {
+		before[x.Name] = x.Inside
+		if here := r.here(x.Name) != nil; here != x.Inside {
+			how := "with"
+			if here {
+				how = "without"
+			}
+			return refuse(x.Name, how)
+		}
+	}
+	for _, u := range r.s.opts.Units {
+		if !before[u.Name()] {
+			return refuse(u.Name(), "without")
+		}
+	}
+	return nil
 }
 
 // findTime is how long a unit has to answer a controller that was started anew.
 const findTime = 5 * time.Second
 
 // find connects to a unit and has it execute what it has missed.
+// It returns nil when that is not there any more; it may join again then.
 func (r *recovering) find(ctx context.Context, x *unitRecord) node {
 	ctx, cancel := context.WithTimeout(ctx, findTime)
 	defer cancel()
@@ -385,7 +464,7 @@ func (r *recovering) find(ctx context.Context, x *unitRecord) node {
 		}
 	}
 	if err != nil {
-		return absent{*x}
+		return nil
 	}
 	return outside{u, x.Secret}
 }
@@ -395,12 +474,12 @@ var errOtherLife error = tqerr.New(tqerr.Unavailable, "the unit was started anew
 // reach opens a unit. One that has not noticed yet that its controller is dead is asked again.
 func (r *recovering) reach(ctx context.Context, x *unitRecord) (*remote.Unit, error) {
 	for {
-		conn, err := r.s.dial(ctx, &wire.UnitAddress{Name: x.Name, Host: x.Host, Socket: x.Socket, Secret: x.Secret}, x.Session)
+		conn, err := r.s.dial(ctx, &wire.UnitAddress{Name: x.Name, Host: x.Host, Socket: x.Socket, Secret: x.Secret}, rand.Uint64()|1)
 		if err != nil {
 			return nil, err
 		}
 		u, err := remote.Open(ctx, conn, remote.Address{
-			ID: x.ID, Name: x.Name, Host: x.Host, Socket: x.Socket, Session: x.Session, Keep: true,
+			ID: x.ID, Name: x.Name, Host: x.Host, Socket: x.Socket, Session: r.s.number, Keep: true, Hold: true,
 		})
 		if tqerr.CodeOf(err) != tqerr.AlreadyExists {
 			return u, err
@@ -479,5 +558,3 @@ func (s *Server) await() {
 		s.clients.awaited[client] = lanes
 	}
 }
-
-var _ = journal.Relaxed

@@ -61,6 +61,7 @@ type Server struct {
 	closing sync.Once
 	joining chan struct{} // has one element while nobody adds units
 	started time.Time
+	number  uint64 // of the session, as units know it
 	ctx     context.Context
 	cancel  context.CancelFunc
 
@@ -98,7 +99,7 @@ type Server struct {
 func New(o Options) *Server {
 	s := blank(o)
 	for _, u := range o.Units {
-		s.addLocked(inside{u, s.sampleLimit()})
+		s.addLocked(inside{u, u.ID(), s.sampleLimit()}, nil)
 		u.Advise(s.advise)
 	}
 	return s
@@ -106,7 +107,7 @@ func New(o Options) *Server {
 
 // blank makes a server without units.
 func blank(o Options) *Server {
-	s := &Server{opts: o, joining: make(chan struct{}, 1), started: time.Now()}
+	s := &Server{opts: o, joining: make(chan struct{}, 1), started: time.Now(), number: sessionNumber(o.Session)}
 	s.metrics.requests = make([]metrics.Series, numKinds)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.saves.open = map[saveKey]*save{}
@@ -150,7 +151,7 @@ func (s *Server) Close() {
 	}
 	s.closing.Do(func() {
 		<-s.joining // nobody adds units any more
-		all := s.nodes.Load().order
+		all := s.nodes.Load().byID
 		for _, n := range all {
 			n.disconnect()
 		}
@@ -241,6 +242,7 @@ var handlers = map[wire.Op]handler{
 	wire.OpMetrics:          (*call).metrics,
 	wire.OpSnapshot:         (*call).snapshot,
 	wire.OpJoinUnits:        (*call).joinUnits,
+	wire.OpLost:             (*call).lost,
 }
 
 // Serve implements transport.Handler.

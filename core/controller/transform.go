@@ -114,7 +114,7 @@ func (t *txn) run(ctx context.Context, set *writeSet, stage stager) (any, error)
 		reply, err = t.store(set, results)
 	}
 	if err == nil {
-		return reply, nil
+		return reply, confirm(sharesOf(t.shares, results))
 	}
 	for _, r := range results {
 		if r != nil {
@@ -143,10 +143,7 @@ func (t *txn) samplesToTransform() (samples []schema.Sample, err error) {
 func (t *txn) store(set *writeSet, results []*unit.Transformed) (*wire.PutReply, error) {
 	stored := *t
 	stored.write.Columns = stitchColumns(t.shares, results)
-	stored.shares = slices.Clone(t.shares)
-	for i := range stored.shares {
-		stored.shares[i].staged = results[i].Staged
-	}
+	stored.shares = sharesOf(t.shares, results)
 	s := t.s
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -162,6 +159,15 @@ func (t *txn) store(set *writeSet, results []*unit.Transformed) (*wire.PutReply,
 		result.Columns = append(result.Columns, wire.Column(stored.write.Columns[i]))
 	}
 	return &wire.PutReply{Result: result}, nil
+}
+
+// sharesOf are shares with the results in the place of what is staged.
+func sharesOf(shares []share, results []*unit.Transformed) []share {
+	out := slices.Clone(shares)
+	for i := range out {
+		out[i].staged = results[i].Staged
+	}
+	return out
 }
 
 func (t *txn) transformShare(ctx context.Context, sh *share, samples []schema.Sample, stage stager) (*unit.Transformed, error) {

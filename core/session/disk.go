@@ -14,15 +14,17 @@ type Disk struct {
 	Threshold     int64   `msgpack:"threshold_bytes"`
 	HighWatermark float64 `msgpack:"high_watermark"` // shares of the memory limit
 	LowWatermark  float64 `msgpack:"low_watermark"`
+	Durability    string  `msgpack:"durability"` // "none", "relaxed", "strict"; "": none
 }
 
-// of is the disk of a unit in a run; nil: it has none.
-func (d *Disk) of(run string, number int) *unit.Disk {
-	if !d.Enabled {
-		return nil
+// of is the disk of a unit in a run; nil: it has none. What is durable lies where the unit of this name finds it again.
+func (d *Disk) of(run, namespace, name string, number int) (*unit.Disk, error) {
+	durability, err := unit.ParseDurability(d.Durability)
+	if err != nil || !d.Enabled {
+		return nil, err
 	}
 	return &unit.Disk{
-		Path: d.Path, Run: run, Unit: fmt.Sprintf("unit-%d", number), Limit: d.Limit, Threshold: d.Threshold,
-		HighWatermark: d.HighWatermark, LowWatermark: d.LowWatermark,
-	}
+		Path: d.Path, Run: run, Unit: fmt.Sprintf("unit-%d", number), Durability: durability, Namespace: namespace, Name: name,
+		Limit: d.Limit, Threshold: d.Threshold, HighWatermark: d.HighWatermark, LowWatermark: d.LowWatermark,
+	}, nil
 }

@@ -289,14 +289,21 @@ func newIdentity() (session string, secret []byte) {
 
 func (s *Session) startUnits(cfg *Config, session, host string) (units []controller.Unit, err error) {
 	for i := range unitsHere(cfg) {
+		name := fmt.Sprintf("unit-%d", i)
+		disk, err := cfg.Disk.of(session, cfg.Namespace, name, i)
+		if err != nil {
+			return nil, err
+		}
 		u, err := unit.New(unit.Options{
-			ID: uint32(i), Name: fmt.Sprintf("unit-%d", i), Host: host, MemoryLimit: cfg.MemoryLimit, Jobs: s.Jobs,
-			Disk: cfg.Disk.of(session, i),
+			ID: uint32(i), Name: name, Host: host, MemoryLimit: cfg.MemoryLimit, Jobs: s.Jobs, Disk: disk,
 		})
 		if err != nil {
 			return nil, err
 		}
 		s.units, units = append(s.units, u), append(units, u)
+		if err := u.Own(session); err != nil {
+			return nil, err
+		}
 	}
 	return units, nil
 }

@@ -36,9 +36,12 @@ func openUnit(cfg *Config, p paths) (_ *Session, err error) {
 	p.sweepUnits()
 	s.Jobs = jobs.New(s.Pool)
 	session, secret := newIdentity()
+	disk, err := cfg.Disk.of(session, cfg.Namespace, cfg.Name, 0)
+	if err != nil {
+		return nil, err
+	}
 	s.host, err = remote.NewServer(remote.Options{
-		Name: cfg.Name, MemoryLimit: cfg.MemoryLimit, SampleLimit: cfg.SampleLimit, Jobs: s.Jobs,
-		Disk: cfg.Disk.of(session, 0),
+		Name: cfg.Name, MemoryLimit: cfg.MemoryLimit, SampleLimit: cfg.SampleLimit, Jobs: s.Jobs, Disk: disk,
 	})
 	if err != nil {
 		return nil, err

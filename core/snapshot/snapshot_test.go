@@ -243,3 +243,13 @@ func FuzzReader(f *testing.F) {
 		_, _, _ = readFile(vfs.OS{}, path, IndexFile, s.indexRecord)
 	})
 }
+
+func TestLostCellsAreSavedAsSuch(t *testing.T) {
+	s, _, _ := example()
+	s.Partitions[0].Fields[1].Lost = []int64{3}
+	path := filepath.Join(t.TempDir(), "s")
+	require.NoError(t, WriteState(vfs.OS{}, path, NewCut(), s, nil))
+	got, _, _, err := ReadState(vfs.OS{}, path)
+	require.NoError(t, err)
+	require.Equal(t, s, got)
+}

@@ -57,6 +57,7 @@ type (
 		Indexes wire.Ints
 		Shapes  *wire.Column // nil for objects
 	}
+	lostRecord     struct{ Indexes wire.Ints }
 	taskRecord     struct{ Name string }
 	consumedRecord struct{ Indexes wire.Ints }
 	samplerRecord  struct{ State []byte }
@@ -213,6 +214,11 @@ func (w *writer) fields(p *catalog.PartitionState) error {
 				r.Shapes = &shapes
 			}
 			if err := w.record(recordHolders, &r); err != nil {
+				return err
+			}
+		}
+		for part := range slices.Chunk(f.Lost, rowsPerRecord) {
+			if err := w.record(recordLost, &lostRecord{part}); err != nil {
 				return err
 			}
 		}

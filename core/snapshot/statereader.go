@@ -101,6 +101,8 @@ func (d *stateReader) ofPartition(r *reader, p *catalog.PartitionState, kind byt
 		return err
 	case recordHolders:
 		return d.holders(r, p, body)
+	case recordLost:
+		return d.lost(r, p, body)
 	case recordTask:
 		var x taskRecord
 		err := r.message(body, &x)
@@ -168,5 +170,18 @@ func (d *stateReader) holders(r *reader, p *catalog.PartitionState, body []byte)
 	}
 	d.builder.Append(schema.Column(*x.Shapes))
 	f.Shapes = d.builder.Column()
+	return nil
+}
+
+func (d *stateReader) lost(r *reader, p *catalog.PartitionState, body []byte) error {
+	var x lostRecord
+	if err := r.message(body, &x); err != nil {
+		return err
+	}
+	if len(p.Fields) == 0 {
+		return r.bad("record %d: lost cells before any field", r.records)
+	}
+	f := &p.Fields[len(p.Fields)-1]
+	f.Lost = append(f.Lost, x.Indexes...)
 	return nil
 }

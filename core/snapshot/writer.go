@@ -51,6 +51,7 @@ const (
 	recordRows
 	recordPart
 	recordBirths
+	recordLost
 	recordEnd = 255
 )
 

@@ -76,6 +76,9 @@ type Store interface {
 	// OnFree registers a function that is called, without any lock held, after room was freed. It must not block.
 	OnFree(func())
 
+	// Inventory lists all cells.
+	Inventory() []schema.Stock
+
 	Stats() Stats
 	// Close releases all memory. Nothing may be staged or leased; what is gives InvalidState.
 	Close() error
@@ -131,6 +134,14 @@ func TxnOf(s Staged) uint64 {
 	return 0
 }
 
+// Confirmer is a Staged of a store that keeps values beyond its process. Confirm, after Commit, returns when what was committed
+// is as durable as the store promises, and may take long. An error says that it is not; readers see it all the same.
+type Confirmer interface {
+	Confirm() error
+	// Confirms reports whether Confirm has something to do.
+	Confirms() bool
+}
+
 // Pinner is a Store whose cells may lie on disk. Pin is Read without reading the disk: it is quick, but the lease's blocks
 // have no bytes before its Load.
 type Pinner interface {
@@ -157,6 +168,20 @@ func Prepare(s Staged) error {
 func Writes(s Staged) bool {
 	p, ok := s.(Preparer)
 	return ok && p.Writes()
+}
+
+// Confirms reports whether a staged write has to be confirmed after its commit.
+func Confirms(s Staged) bool {
+	c, ok := s.(Confirmer)
+	return ok && c.Confirms()
+}
+
+// Confirm calls Confirm where there is something to do.
+func Confirm(s Staged) error {
+	if Confirms(s) {
+		return s.(Confirmer).Confirm()
+	}
+	return nil
 }
 
 // Load calls Load where there is one.

@@ -42,13 +42,15 @@ const (
 	FileNotFound
 	// FileExists is a file or folder that is there already (FileExistsError in Python).
 	FileExists
+	// DataLost is a value that was lost with the storage unit that held it.
+	DataLost
 )
 
 var names = [...]string{
 	"OK", "InvalidArgument", "InvalidState", "NotFound", "AlreadyExists", "SchemaMismatch", "ResourceExhausted",
 	"DeadlineExceeded", "Cancelled", "Unavailable", "IO", "Corruption", "VersionMismatch", "Unimplemented", "Internal",
 	"Failed", "Conflict", "NotInitialized", "SampleGone", "WrongType", "CapacityExceeded",
-	"FileNotFound", "FileExists",
+	"FileNotFound", "FileExists", "DataLost",
 }
 
 // String returns the name of the code.

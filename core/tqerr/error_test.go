@@ -16,16 +16,16 @@ func TestEveryCodeHasItsName(t *testing.T) {
 		"OK", "InvalidArgument", "InvalidState", "NotFound", "AlreadyExists", "SchemaMismatch", "ResourceExhausted",
 		"DeadlineExceeded", "Cancelled", "Unavailable", "IO", "Corruption", "VersionMismatch", "Unimplemented", "Internal",
 		"Failed", "Conflict", "NotInitialized", "SampleGone", "WrongType", "CapacityExceeded",
-		"FileNotFound", "FileExists",
+		"FileNotFound", "FileExists", "DataLost",
 	}
 	require.Equal(t, want, Names())
-	require.Equal(t, len(want)-1, int(FileExists), "the last code has the last name")
+	require.Equal(t, len(want)-1, int(DataLost), "the last code has the last name")
 	require.Equal(t, "Internal", Internal.String())
 	require.Equal(t, "Unknown", Code(len(want)).String())
 }
 
 func TestRetryable(t *testing.T) {
-	for code := OK; code <= FileExists; code++ {
+	for code := OK; code <= DataLost; code++ {
 		want := code == Unavailable || code == ResourceExhausted || code == DeadlineExceeded || code == Conflict
 		require.Equal(t, want, code.Retryable(), code.String())
 	}

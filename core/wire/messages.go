@@ -66,6 +66,9 @@ const (
 	OpUnitTransform
 	OpUnitStats
 	OpUnitPrepare
+	OpUnitInventory
+	OpUnitDiscard
+	OpLost
 	OpUnitSettle
 )
 
@@ -379,6 +382,8 @@ type UnitInfo struct {
 	PromotedBytes  int64
 	CompactedBytes int64
 	FallbackCells  int64
+
+	LostCells int64 // that were lost with an earlier process of the unit, and neither written nor cleared since
 }
 
 // ConfigReply has the configuration of the session as its owner stored it.

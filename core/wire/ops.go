@@ -8,7 +8,7 @@ var opNames = [...]string{
 	"dump_rows", "load_rows", "metrics", "join_units", "create_partition", "store_config", "stream",
 	"progress",
 	"unit_open", "unit_stage", "unit_commit", "unit_abort", "unit_read", "unit_release", "unit_delete", "unit_transform",
-	"unit_stats", "unit_prepare", "unit_settle",
+	"unit_stats", "unit_prepare", "unit_inventory", "unit_discard", "lost", "unit_settle",
 }
 
 // String returns the name of the request, "unknown" for a number that is none.
@@ -26,7 +26,7 @@ var publicNames = map[Op]string{
 	OpConsumption: "get_consumption_status", OpProduction: "get_production_status", OpPartitions: "get_partition_list",
 	OpUnits: "list_units", OpConfig: "init", OpDumpRows: "dump_data_by_key", OpLoadRows: "load_data_by_key",
 	OpSnapshot: "get_partition_snapshot", OpJoinUnits: "init", OpStream: "check_stream_drained",
-	OpProgress: "check_consumption_status",
+	OpProgress: "check_consumption_status", OpLost: "list_lost",
 }
 
 // Public returns the operation as users know it, which is what errors name.

@@ -18,12 +18,13 @@ type UnitAddress struct {
 	Host   string
 }
 
-// UnitOpenRequest is the first request of a controller. A unit that holds cells of another session drops them. With Keep what is
-// staged and leased stays when the connection breaks, until a controller of the same session has opened the unit again and
-// sent OpUnitSettle.
+// UnitOpenRequest is the first request of a controller. A unit that holds cells of another session drops them, or when it is
+// durable refuses. Those of this session are kept by a durable unit, and with Keep by any. With Hold what is staged and leased
+// stays when the connection breaks, until a controller of the session that keeps the cells has sent OpUnitSettle.
 type UnitOpenRequest struct {
 	Session uint64
 	Keep    bool
+	Hold    bool
 }
 
 // UnitSettleRequest ends what an earlier controller of the session has left staged, and with Leases what it has leased.
@@ -37,6 +38,7 @@ type UnitOpened struct {
 	Incarnation uint64 // differs from one start of the unit to the next
 	PID         int
 	SampleLimit int64 // 0: none
+	Durable     bool  // the answer to a commit or a delete says that it will survive what the unit is to survive
 
 	// Of what an earlier controller of the session has sent: the last numbered change that was executed, and the highest number of
 	// a write or a lease.
@@ -102,6 +104,19 @@ type UnitStatsRequest struct {
 	Disk   int64
 }
 
+// UnitInventoryRequest asks for cells that the unit holds: from the given place of its list on, as many as fit a message. The list
+// is made when From is 0.
+type UnitInventoryRequest struct {
+	From int
+}
+
+// UnitStock is cells of one field that a unit holds.
+type UnitStock struct {
+	Partition string
+	Column    Column
+	Samples   Samples
+}
+
 // UnitReply answers every request of a controller that did not fail. Stats are those after the request.
 type UnitReply struct {
 	Stats   UnitStats
@@ -112,6 +127,8 @@ type UnitReply struct {
 	Opened  *UnitOpened
 	Writes  bool         // of a stage: OpUnitPrepare, which takes a TxnRequest, has to come before the commit
 	Damaged *DamagedCell // of a read or a transformation that has failed for it
+	Stock   []UnitStock  // of an inventory
+	More    int          // of an inventory: where the rest begins, 0: that was all
 }
 
 // UnitStats counts what a unit holds. A higher Count was taken later.

@@ -30,3 +30,4 @@ class Code(IntEnum):
     CAPACITY_EXCEEDED = 20
     FILE_NOT_FOUND = 21
     FILE_EXISTS = 22
+    DATA_LOST = 23

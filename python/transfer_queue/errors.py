@@ -11,6 +11,7 @@ __all__ = [
     "CancelledError",
     "CapacityExceededError",
     "CorruptionError",
+    "DataLostError",
     "DeadlineExceededError",
     "FailedError",
     "InternalError",
@@ -173,6 +174,12 @@ class WrongTypeError(TransferQueueError, TypeError):
     """An argument has a wrong type."""
 
     code = Code.WRONG_TYPE
+
+
+class DataLostError(TransferQueueError):
+    """Values were lost with the storage unit that held them. Writing them again, or clearing them, ends that."""
+
+    code = Code.DATA_LOST
 
 
 class CapacityExceededError(TransferQueueError):

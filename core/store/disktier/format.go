@@ -19,6 +19,7 @@ const (
 	indexKind     = 2
 	bindEntry     = 1
 	dropEntry     = 2
+	ownerEntry    = 3
 	// maxBody bounds the body of a frame.
 	maxBody = 1 << 30
 )
@@ -118,6 +119,13 @@ func appendSamples(b []byte, kind byte, partition, field string, samples []schem
 		before = s.Index
 	}
 	return b
+}
+
+func appendOwner(b []byte, owner string) []byte {
+	if owner == "" {
+		return b
+	}
+	return appendText(append(b, ownerEntry), owner)
 }
 
 func appendBind(b []byte, e *entry) []byte {

@@ -51,18 +51,23 @@ func (t *Tier) End() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(t.mu.body) > 0 {
-		t.mu.noted++
-		safe := t.mu.written
-		if t.opts.Durability == Strict {
-			safe = t.mu.durable
-		}
-		t.mu.pending = appendFrame(t.mu.pending, t.mu.noted, safe, t.mu.body)
+		t.frameLocked(t.mu.body)
 		t.mu.body = t.mu.body[:0]
 	}
 	for _, b := range t.mu.fresh {
 		t.mu.freed = append(t.mu.freed, freed{b, t.mu.noted})
 	}
 	t.mu.fresh = t.mu.fresh[:0]
+}
+
+// frameLocked makes a body the next frame to be written.
+func (t *Tier) frameLocked(body []byte) {
+	t.mu.noted++
+	safe := t.mu.written
+	if t.opts.Durability == Strict {
+		safe = t.mu.durable
+	}
+	t.mu.pending = appendFrame(t.mu.pending, t.mu.noted, safe, body)
 }
 
 // Settle implements table.Disk. An error stays with the index, and is that of the next Prepare and Sync.
@@ -228,6 +233,7 @@ func (t *Tier) rewrite() error {
 		defer t.mu.Unlock()
 		taken, last = t.mu.pending, t.mu.noted
 		t.mu.pending = nil
+		body = appendOwner(body, t.mu.owner)
 	}, func(partition string, column *schema.Column, samples []schema.Sample, b store.Block, sums []uint32) {
 		body = appendBind(body, &entry{partition, samples, *column, b, sums})
 	})

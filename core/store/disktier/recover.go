@@ -177,7 +177,7 @@ func (t *Tier) recover(found folder) error {
 		_ = t.fs.Remove(filepath.Join(t.opts.Dir, name))
 	}
 	t.dropOrphans()
-	t.recovered = live
+	t.recovered, t.mu.owner = live, cells.owner
 	return nil
 }
 
@@ -327,6 +327,7 @@ func (gone) Close() error                      { return nil }
 type replay struct {
 	columns map[[2]string]map[int64]boundCell
 	order   int
+	owner   string
 }
 
 type boundCell struct {
@@ -381,6 +382,11 @@ func (r *replay) read(data []byte) (last uint64, rest tail, err error) {
 func (r *replay) apply(body []byte) error {
 	d := decoder{b: body}
 	for len(d.b) > 0 {
+		if d.b[0] == ownerEntry {
+			d.byte()
+			r.owner = d.text()
+			continue
+		}
 		e, ok := d.next()
 		if !ok {
 			return errors.New("an entry makes no sense")

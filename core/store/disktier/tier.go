@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"path/filepath"
+	"slices"
 	"sync"
 
 	"transferqueue/core/internal/vfs"
@@ -79,6 +80,8 @@ type Tier struct {
 		fresh   []store.Block
 		freed   []freed
 		broken  error // of the index; nil: it is whole
+		owner   string
+		scrap   bool // Close removes the folder
 	}
 	recovered []restored
 }
@@ -163,11 +166,14 @@ func (t *Tier) openReserve() error {
 	return nil
 }
 
-// Close writes what is pending and closes all files. With None it removes them and, when it is empty then, the folder.
-// The table has been closed.
+// Close writes what is pending and closes all files. With None, or after Scrap, it removes them and, when it is empty then, the
+// folder. The table has been closed.
 func (t *Tier) Close() error {
 	err := t.Sync()
-	if t.opts.Durability == None {
+	t.mu.Lock()
+	scrap := t.mu.scrap
+	t.mu.Unlock()
+	if t.opts.Durability == None || scrap && err == nil {
 		err = t.removeAll()
 	} else {
 		t.reclaim()
@@ -195,6 +201,7 @@ func (t *Tier) removeAll() error {
 	if err != nil {
 		return t.failed(err, "clean up")
 	}
+	slices.Reverse(names) // values first: without an index nobody would know that none of them is wanted
 	for _, name := range names {
 		if _, _, known := kindOf(name); known || name == lockName || name == reserveName {
 			err = errors.Join(err, t.fs.Remove(filepath.Join(t.opts.Dir, name)))
@@ -204,6 +211,39 @@ func (t *Tier) removeAll() error {
 		return t.failed(err, "clean up")
 	}
 	_ = t.fs.Remove(t.opts.Dir)
+	return nil
+}
+
+// Owner is whose values lie in the folder; "" for nobody's.
+func (t *Tier) Owner() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.mu.owner
+}
+
+// SetOwner says whose values lie in the folder from now on, and returns when that is as durable as a value.
+func (t *Tier) SetOwner(owner string) error {
+	if t.opts.Durability == None || owner == t.Owner() {
+		return nil
+	}
+	if err := t.usable(); err != nil {
+		return err
+	}
+	t.mu.Lock()
+	t.mu.owner, t.mu.scrap = owner, false
+	t.frameLocked(appendText([]byte{ownerEntry}, owner))
+	t.mu.Unlock()
+	return t.Sync()
+}
+
+// Scrap makes nobody the owner, and lets Close remove the folder, unless somebody becomes the owner before. There are no values.
+func (t *Tier) Scrap() error {
+	if err := t.SetOwner(""); err != nil {
+		return err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.mu.scrap = true
 	return nil
 }
 

@@ -78,6 +78,33 @@ func (s *Table) eachRunLocked(yield func(c *column, run rowRun, samples []schema
 	}
 }
 
+// inventoryRows bounds the rows of a Stock.
+const inventoryRows = 1 << 16
+
+// Inventory lists all live cells.
+func (s *Table) Inventory() (out []schema.Stock) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var of *column
+	var builder *schema.Builder
+	var found []schema.Sample
+	end := func() {
+		if len(found) > 0 {
+			out = append(out, schema.Stock{Partition: of.partition, Column: builder.Column(), Samples: found})
+		}
+	}
+	s.eachRunLocked(func(c *column, run rowRun, samples []schema.Sample) {
+		if c != of || len(found)+len(samples) > inventoryRows {
+			end()
+			of, builder, found = c, schema.NewBuilder(c.field), nil
+		}
+		builder.Append(s.columnOfRunLocked(run))
+		found = append(found, samples...)
+	})
+	end()
+	return out
+}
+
 // EachOnDisk yields all live cells of the disk tier, after a call of begin, all under the lock of the table: what the index of
 // the disk must say now.
 func (s *Table) EachOnDisk(begin func(), yield func(partition string, column *schema.Column, samples []schema.Sample, b store.Block, sums []uint32)) {

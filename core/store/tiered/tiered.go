@@ -126,10 +126,7 @@ func (s *Store) kick() {
 // Stage implements store.Store. A write that is refused for want of memory makes cells move; OnFree tells when to try again.
 func (s *Store) Stage(partition string, columns []schema.Column) (store.Staged, error) {
 	tx, err := s.Table.Stage(partition, columns)
-	if s.opts.MemoryLimit == 0 {
-		return tx, err
-	}
-	if tqerr.CodeOf(err) == tqerr.ResourceExhausted {
+	if s.opts.MemoryLimit > 0 && tqerr.CodeOf(err) == tqerr.ResourceExhausted {
 		need := int64(0)
 		for i := range columns {
 			need += columns[i].Bytes()
@@ -162,9 +159,26 @@ func (tx *staged) Writes() bool {
 func (tx *staged) Commit(samples []schema.Sample) {
 	tx.Staged.Commit(samples)
 	s := tx.s
-	if st := s.Stats(); st.MemoryUsed+st.Staging > s.share(s.opts.HighWatermark) {
+	if st := s.Stats(); s.opts.MemoryLimit > 0 && st.MemoryUsed+st.Staging > s.share(s.opts.HighWatermark) {
 		s.kick()
 	}
+}
+
+// Confirms implements store.Confirmer.
+func (tx *staged) Confirms() bool { return tx.s.Durable() }
+
+// Confirm implements store.Confirmer.
+func (tx *staged) Confirm() error { return tx.s.Secure() }
+
+// Durable reports whether what is on disk outlives the process.
+func (s *Store) Durable() bool { return s.opts.Disk.Durability != disktier.None }
+
+// Secure returns when all that has happened is as durable as the disk promises. What is in memory is not.
+func (s *Store) Secure() error {
+	if err := s.tier.Sync(); err != nil {
+		return tqerr.Wrap(tqerr.CodeOf(err), err, "done, but it would not survive a crash now")
+	}
+	return nil
 }
 
 // explain adds why no memory becomes free to a refusal.

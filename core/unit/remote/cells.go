@@ -19,6 +19,7 @@ type staged struct {
 	blocks []store.Block
 	writes bool // it has to be prepared
 	ended  atomic.Bool
+	commit *answer // to the commit
 }
 
 // Blocks implements store.Staged. The result of a transformation has none.
@@ -30,12 +31,23 @@ func (s *staged) Commit(samples []schema.Sample) { s.CommitChange(samples, 0) }
 // CommitChange implements store.Numbered.
 func (s *staged) CommitChange(samples []schema.Sample, change uint64) {
 	if !s.ended.Swap(true) {
-		s.u.mustPost(wire.OpUnitCommit, &wire.UnitCommitRequest{Txn: s.number, Samples: wireSamples(samples), Change: change})
+		s.commit = s.u.mustPost(wire.OpUnitCommit, &wire.UnitCommitRequest{Txn: s.number, Samples: wireSamples(samples), Change: change})
 	}
 }
 
 // Txn implements store.Numbered.
 func (s *staged) Txn() uint64 { return s.number }
+
+// Confirms implements store.Confirmer.
+func (s *staged) Confirms() bool { return s.u.Durable() }
+
+// Confirm implements store.Confirmer. It waits for the answer of the unit.
+func (s *staged) Confirm() error {
+	if s.commit == nil {
+		return nil
+	}
+	return s.commit.wait(s.u.ctx)
+}
 
 // Abort implements store.Staged.
 func (s *staged) Abort() {

@@ -13,19 +13,20 @@ import (
 
 // life is what a unit keeps for the controller that is connected.
 type life struct {
-	unit    *unit.Unit
-	peer    uint64
-	last    uint64 // number of the latest request; guarded by Server.mu
-	keeps   bool   // what is staged and leased outlives the connection
+	unit  *unit.Unit
+	peer  uint64
+	last  uint64 // number of the latest request; guarded by Server.mu
+	holds bool   // what is staged and leased outlives the connection
 	// Of the controllers before: the last change, and the highest number of a write or a lease.
 	changed, highest uint64
-	freed   *unit.Freed
-	running sync.WaitGroup // transformations, and what reads and writes the disk
-	mu      struct {
+	freed            *unit.Freed
+	running          sync.WaitGroup // transformations, and what reads and writes the disk
+	mu               struct {
 		sync.Mutex
 		txns   map[uint64]*txn
 		leases map[uint64]store.Lease
-		count  uint64 // of stats that were taken
+		stock  []schema.Stock // of the last inventory
+		count  uint64         // of stats that were taken
 		ended  bool
 		change uint64 // number of the last change
 	}
@@ -54,8 +55,8 @@ func (l *life) end() {
 	l.mu.ended = true
 	l.mu.Unlock()
 	l.running.Wait()
-	if !l.keeps {
-		l.discard()
+	if !l.holds {
+		l.dropAll()
 	}
 }
 
@@ -84,8 +85,8 @@ func (l *life) settle(r *request) (*wire.UnitReply, error) {
 	return nil, nil
 }
 
-// discard ends all writes and leases.
-func (l *life) discard() { l.dropUpTo(math.MaxUint64, true) }
+// dropAll ends all writes and leases.
+func (l *life) dropAll() { l.dropUpTo(math.MaxUint64, true) }
 
 // dropUpTo ends the writes, and perhaps the leases, with numbers up to one.
 func (l *life) dropUpTo(highest uint64, andLeases bool) {
@@ -239,7 +240,18 @@ func (l *life) commit(r *request) (*wire.UnitReply, error) {
 	}
 	t.staged.Commit(samples)
 	l.executed(req.Change)
-	return nil, nil
+	return l.secured(r)
+}
+
+// secured answers a request when what it has changed is durable; beside the stream, in which the change has taken its place.
+func (l *life) secured(r *request) (*wire.UnitReply, error) {
+	if !l.unit.Durable() {
+		return nil, nil
+	}
+	if err := l.enter(); err != nil {
+		return nil, err
+	}
+	return l.later(r, func() (*wire.UnitReply, error) { return nil, l.unit.Secure() })
 }
 
 // executed remembers the number of a change.
@@ -280,11 +292,12 @@ func (l *life) remove(r *request) (*wire.UnitReply, error) {
 		return nil, err
 	}
 	samples, err := samplesOf(&req.Samples)
-	if err == nil {
-		l.unit.Delete(req.Partition, req.Fields, samples)
-		l.executed(req.Change)
+	if err != nil {
+		return nil, err
 	}
-	return nil, err
+	l.unit.Delete(req.Partition, req.Fields, samples)
+	l.executed(req.Change)
+	return l.secured(r)
 }
 
 func (l *life) release(r *request) (*wire.UnitReply, error) {

@@ -80,7 +80,22 @@ func serve(t testing.TB, n network, limit int64) *fixture {
 func (f *fixture) open(peer, session uint64) (*remote.Unit, error) {
 	conn, err := f.dial(peer)
 	require.NoError(f.t, err)
-	return remote.Open(f.t.Context(), conn, remote.Address{Name: "u", Session: session})
+	return remote.Open(f.t.Context(), conn, remote.Address{Name: "u", Session: session, Keep: true})
+}
+
+// openAs connects as soon as the unit has noticed that the controller before is gone.
+func (f *fixture) openAs(at remote.Address) *remote.Unit {
+	for {
+		conn, err := f.dial(at.Session)
+		require.NoError(f.t, err)
+		u, err := remote.Open(f.t.Context(), conn, at)
+		if tqerr.CodeOf(err) == tqerr.AlreadyExists {
+			continue
+		}
+		require.NoError(f.t, err)
+		f.t.Cleanup(func() { _ = u.Close() })
+		return u
+	}
 }
 
 func (f *fixture) unit(session uint64) *remote.Unit {
@@ -165,6 +180,12 @@ func (s *synced) Bytes(b store.Block) []byte {
 	return data
 }
 
+func (s *synced) Inventory() []schema.Stock {
+	list, err := s.Unit.Inventory(context.Background())
+	require.NoError(s.t, err)
+	return list
+}
+
 // Close ends the unit's store, which the suite expects to refuse while something is staged or leased.
 func (s *synced) Close() error {
 	if err := s.f.server.Close(); err != nil {
@@ -217,21 +238,18 @@ func TestOpening(t *testing.T) {
 			other := f.reopen(2)
 			require.Zero(t, other.Stats(), "another session begins empty")
 			put(t, other, 2)
+			require.NoError(t, other.Close())
+			forgetful := f.openAs(remote.Address{Name: "u", Session: 2})
+			require.Zero(t, forgetful.Stats(), "nobody has asked to keep the cells")
+			put(t, forgetful, 1)
+
 		})
 	}
 }
 
 // reopen opens as soon as the unit has noticed that the controller before is gone.
 func (f *fixture) reopen(session uint64) *remote.Unit {
-	for {
-		u, err := f.open(session, session)
-		if tqerr.CodeOf(err) == tqerr.AlreadyExists {
-			continue
-		}
-		require.NoError(f.t, err)
-		f.t.Cleanup(func() { _ = u.Close() })
-		return u
-	}
+	return f.openAs(remote.Address{Name: "u", Session: session, Keep: true})
 }
 
 func columns(rows int) []schema.Column {

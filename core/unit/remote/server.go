@@ -14,7 +14,10 @@
 //
 // A unit serves one controller at a time. What that has staged or leased ends with its connection; of a controller that keeps
 // a journal it stays until the next one of the session has said which writes are to be committed. The cells stay until a
-// controller of another session opens the unit, which then begins empty.
+// controller opens the unit again, which then begins empty, unless the controller is of the same session and wants them. A
+// durable unit always keeps those of the same session, which it may have found on its disk, and refuses other sessions while
+// it has any; to commits and deletes it answers when they are as durable as it promises. A controller that finds cells asks
+// for an inventory, and deletes what it does not know.
 //
 // Locks: Server.mu, then life.mu, then those of the store. In the controller's process Unit.stream is taken under the
 // controller's lock; Unit.state is a leaf.
@@ -108,6 +111,8 @@ var handlers = map[wire.Op]handler{
 	wire.OpUnitStats:     (*life).report,
 	wire.OpUnitPrepare:   (*life).prepare,
 	wire.OpUnitSettle:    (*life).settle,
+	wire.OpUnitInventory: (*life).inventory,
+	wire.OpUnitDiscard:   (*life).discard,
 }
 
 // request is one request on its way to its answer.
@@ -131,7 +136,7 @@ func (s *Server) Serve(ctx context.Context, peer transport.Peer, req *wire.Reque
 	if req.Op == wire.OpUnitOpen {
 		l.answer(r, &wire.UnitReply{Opened: &wire.UnitOpened{
 			Name: s.opts.Name, Incarnation: s.incarnation, PID: os.Getpid(), SampleLimit: s.opts.SampleLimit,
-			Changed: l.changed, Highest: l.highest,
+			Durable: l.unit.Durable(), Changed: l.changed, Highest: l.highest,
 		}}, nil)
 		return
 	}
@@ -179,11 +184,14 @@ func (s *Server) openLocked(peer transport.Peer, r *request) (*life, error) {
 	if open.Session == 0 || r.Sequence != 1 {
 		return nil, tqerr.New(tqerr.InvalidArgument, "unit %q: opened as request %d for session %d", s.opts.Name, r.Sequence, open.Session)
 	}
-	if s.mu.left != nil && s.mu.session != open.Session {
-		s.mu.left.discard()
+	if err := s.mu.unit.Own(SessionName(open.Session)); err != nil {
+		return nil, err
+	}
+	if s.mu.left != nil && (s.mu.session != open.Session || !open.Keep) {
+		s.mu.left.dropAll()
 		s.mu.left = nil
 	}
-	if s.mu.session != 0 && s.mu.session != open.Session {
+	if s.mu.session != 0 && (s.mu.session != open.Session || !open.Keep) && !s.mu.unit.Durable() {
 		old := s.mu.unit
 		if err := s.beginLocked(); err != nil {
 			return nil, err
@@ -194,7 +202,7 @@ func (s *Server) openLocked(peer transport.Peer, r *request) (*life, error) {
 	}
 	s.mu.session = open.Session
 	l := newLife(s.mu.unit, s.mu.freed, peer.ID)
-	l.keeps = open.Keep
+	l.holds = open.Hold
 	if s.mu.left != nil {
 		l.inherit(s.mu.left)
 		s.mu.left = nil
@@ -202,6 +210,9 @@ func (s *Server) openLocked(peer transport.Peer, r *request) (*life, error) {
 	s.mu.life = l
 	return l, nil
 }
+
+// SessionName is how the number of a session is written down.
+func SessionName(session uint64) string { return fmt.Sprintf("%016x", session) }
 
 // Gone implements transport.Handler: what the controller has staged or leased ends, unless it wants it to stay.
 func (s *Server) Gone(peer transport.Peer) {
@@ -215,7 +226,7 @@ func (s *Server) Gone(peer transport.Peer) {
 	l.end()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.mu.life = nil; l.keeps {
+	if s.mu.life = nil; l.holds {
 		s.mu.left = l
 	}
 }
@@ -235,7 +246,7 @@ func (s *Server) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mu.left != nil {
-		s.mu.left.discard()
+		s.mu.left.dropAll()
 		s.mu.left = nil
 	}
 	err := s.mu.unit.Close()

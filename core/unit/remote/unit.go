@@ -22,7 +22,8 @@ type Address struct {
 	Host    string
 	Socket  string
 	Session uint64 // of the controller, not 0
-	Keep    bool   // what is staged and leased outlives the controller, until one of the same session has called Settle
+	Keep    bool   // its cells of this session, also when it is not durable
+	Hold    bool   // what is staged and leased outlives the controller, until one of the same session has called Settle
 }
 
 // Unit is a unit in another process as its controller sees it. Its methods may be called from any goroutine. Read, Delete,
@@ -51,12 +52,13 @@ type Unit struct {
 }
 
 // Open begins to use the unit at the other end of a connection, which belongs to the Unit from then on. What the unit holds
-// of another session is dropped. AlreadyExists when it serves another controller.
+// is dropped, unless it is kept; see the package. AlreadyExists when it serves another controller, or holds what is durable of
+// another session.
 func Open(ctx context.Context, conn transport.Poster, at Address) (*Unit, error) {
 	u := &Unit{at: at, conn: conn}
 	u.ctx, u.cancel = context.WithCancel(context.Background())
 	u.segments.init()
-	a := u.post(wire.OpUnitOpen, &wire.UnitOpenRequest{Session: at.Session, Keep: at.Keep}, nil)
+	a := u.post(wire.OpUnitOpen, &wire.UnitOpenRequest{Session: at.Session, Keep: at.Keep, Hold: at.Hold}, nil)
 	err := a.wait(ctx)
 	if err == nil && a.reply.Opened == nil {
 		err = tqerr.New(tqerr.Corruption, "unit %q does not say who it is", at.Name)
@@ -118,9 +120,6 @@ func (u *Unit) Incarnation() uint64 { return u.opened.Incarnation }
 
 // Changed is the number of the last change that the unit had executed when it was opened, 0: none of this session.
 func (u *Unit) Changed() uint64 { return u.opened.Changed }
-
-// Session is the number under which the controller has opened the unit.
-func (u *Unit) Session() uint64 { return u.at.Session }
 
 // Recommit makes visible what an earlier controller of the session has staged. NotFound: it is not there.
 func (u *Unit) Recommit(ctx context.Context, txn uint64, samples []schema.Sample, change uint64) error {
@@ -229,19 +228,26 @@ func (u *Unit) postAs(a *answer, timeout time.Duration, op wire.Op, body any, pa
 
 // mustPost puts a request in line that the unit cannot refuse. One that does is not what the controller takes it for, and is
 // given up before anybody reads from it.
-func (u *Unit) mustPost(op wire.Op, body any) {
+func (u *Unit) mustPost(op wire.Op, body any) *answer {
 	a := u.post(op, body, nil)
 	a.must.Store(true)
 	if a.ready() {
 		a.insist()
 	}
+	return a
 }
 
 func (a *answer) insist() {
-	if a.err != nil && a.must.Swap(false) {
+	if a.err != nil && !a.insecure() && a.must.Swap(false) {
 		a.u.lose(a.err)
 		guard.Go("unit "+a.u.at.Name, func() { _ = a.u.conn.Close() })
 	}
+}
+
+// insecure reports that what was asked for has happened, but would not survive a crash of the unit.
+func (a *answer) insecure() bool {
+	code := tqerr.CodeOf(a.err)
+	return a.u.Durable() && (code == tqerr.IO || code == tqerr.ResourceExhausted)
 }
 
 // settle takes the answer.

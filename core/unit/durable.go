@@ -1,0 +1,65 @@
+package unit
+
+import (
+	"transferqueue/core/store/disktier"
+	"transferqueue/core/tqerr"
+)
+
+// Durable reports whether what the unit has on disk outlives its process.
+func (u *Unit) Durable() bool { return u.tiers != nil && u.tiers.Durable() }
+
+// Secure returns when all that has happened is as durable as the unit promises; at once without durability.
+func (u *Unit) Secure() error {
+	if !u.Durable() {
+		return nil
+	}
+	return u.tiers.Secure()
+}
+
+// Own makes the cells on disk those of a session. AlreadyExists when there are some of another one: nobody but that knows what
+// they are, so they are neither used nor removed.
+func (u *Unit) Own(session string) error {
+	if !u.Durable() {
+		return nil
+	}
+	tier := u.tiers.Tier()
+	if cells := u.Stats().Cells; cells > 0 && tier.Owner() != session {
+		return tqerr.New(tqerr.AlreadyExists, "unit %q: %s holds %d values of session %s; give this unit another name or path, or remove that folder if they are not needed",
+			u.opts.Name, u.opts.Disk.folder(), cells, named(tier.Owner()))
+	}
+	return tier.SetOwner(session)
+}
+
+func named(session string) string {
+	if session == "" {
+		return "that is not known"
+	}
+	return session
+}
+
+// Discard drops all cells, because the session that knows them has ended for good.
+func (u *Unit) Discard() error {
+	for _, s := range u.Inventory() {
+		u.Delete(s.Partition, []string{s.Column.Field}, s.Samples)
+	}
+	if !u.Durable() {
+		return nil
+	}
+	if err := u.Secure(); err != nil {
+		return err
+	}
+	return u.tiers.Tier().Scrap()
+}
+
+// ParseDurability reads the name of a durability.
+func ParseDurability(name string) (disktier.Durability, error) {
+	switch name {
+	case "", "none":
+		return disktier.None, nil
+	case "relaxed":
+		return disktier.Relaxed, nil
+	case "strict":
+		return disktier.Strict, nil
+	}
+	return 0, tqerr.New(tqerr.InvalidArgument, "durability %q: want \"none\", \"relaxed\" or \"strict\"", name)
+}
