@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"hash/fnv"
+	"slices"
 	"strconv"
 
 	"transferqueue/core/catalog"
@@ -73,16 +74,11 @@ func sessionNumber(session string) uint64 {
 	return h.Sum64() | 1
 }
 
-// Discard lets the units in other processes drop all their cells, because the session ends for good and nobody will know them.
-// Call it before Close.
+// Discard lets the durable units in other processes drop all their cells, because the session ends for good and nobody will know
+// them. Call it before Close.
 func (s *Server) Discard(ctx context.Context) error {
-	all := s.nodes.Load().order
-	return together(ctx, len(all), len(all), func(ctx context.Context, i int) error {
-		if all[i].Lost() != nil {
-			return nil // it keeps them, and tells the next session
-		}
-		return all[i].Discard(ctx)
-	})
+	all := slices.DeleteFunc(slices.Clone(s.nodes.Load().order), func(n node) bool { return n.Lost() != nil || !n.Durable() })
+	return together(ctx, len(all), len(all), func(ctx context.Context, i int) error { return all[i].Discard(ctx) })
 }
 
 // confirms reports whether a write that was applied has to be waited for until it is durable.

@@ -1,7 +1,9 @@
 package session
 
 import (
+	"context"
 	"fmt"
+	"time"
 
 	"transferqueue/core/unit"
 )
@@ -27,4 +29,15 @@ func (d *Disk) of(run, namespace, name string, number int) (*unit.Disk, error) {
 		Path: d.Path, Run: run, Unit: fmt.Sprintf("unit-%d", number), Durability: durability, Namespace: namespace, Name: name,
 		Limit: d.Limit, Threshold: d.Threshold, HighWatermark: d.HighWatermark, LowWatermark: d.LowWatermark,
 	}, nil
+}
+
+// discardOutside lets durable units in other processes drop what only this session knows. One that does not answer in time keeps
+// it, and says so to the next session.
+func (s *Session) discardOutside(timeout time.Duration) error {
+	if !s.final {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	return s.server.Discard(ctx)
 }

@@ -92,6 +92,7 @@ type Session struct {
 	paths  paths
 	once   sync.Once
 	closed error // what Close returned
+	final  bool  // what units have on disk is of no use to anybody after Close
 }
 
 const (
@@ -222,7 +223,7 @@ func whileUnavailable(ctx context.Context, err error) time.Duration {
 
 // own starts controller and units in this process and publishes them.
 func own(cfg *Config, p paths, lock *os.File) (_ *Session, err error) {
-	s := &Session{Pool: bufpool.New(), lock: lock, paths: p}
+	s := &Session{Pool: bufpool.New(), lock: lock, paths: p, final: true}
 	defer func() {
 		if err != nil {
 			_ = s.Close(time.Second)
@@ -332,6 +333,7 @@ func (s *Session) close(timeout time.Duration) error {
 		s.Jobs.Close()
 	}
 	if s.server != nil {
+		errs = append(errs, s.discardOutside(timeout))
 		s.server.Close()
 	}
 	if s.Client != nil {
@@ -362,6 +364,9 @@ func (s *Session) closeUnits(timeout time.Duration) error {
 	deadline := time.Now().Add(timeout)
 	var errs []error
 	for _, u := range s.units {
+		if s.final && u.Durable() {
+			errs = append(errs, u.Discard(s.Info.Session))
+		}
 		err := u.Close()
 		for tqerr.CodeOf(err) == tqerr.InvalidState && time.Now().Before(deadline) {
 			time.Sleep(retry)

@@ -37,8 +37,12 @@ func named(session string) string {
 	return session
 }
 
-// Discard drops all cells, because the session that knows them has ended for good.
-func (u *Unit) Discard() error {
+// Discard drops all cells of a session, because that has ended for good and nobody knows them any more. Those that somebody else
+// has left in a durable unit stay.
+func (u *Unit) Discard(session string) error {
+	if u.Durable() && (session == "" || u.tiers.Tier().Owner() != session) {
+		return nil
+	}
 	for _, s := range u.Inventory() {
 		u.Delete(s.Partition, []string{s.Column.Field}, s.Samples)
 	}

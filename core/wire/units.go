@@ -104,6 +104,11 @@ type UnitStatsRequest struct {
 	Disk   int64
 }
 
+// UnitDiscardRequest drops all cells of a session that has ended for good.
+type UnitDiscardRequest struct {
+	Session uint64
+}
+
 // UnitInventoryRequest asks for cells that the unit holds: from the given place of its list on, as many as fit a message. The list
 // is made when From is 0.
 type UnitInventoryRequest struct {

@@ -41,6 +41,7 @@ __all__ = [
     "async_kv_update",
     "async_kv_wait",
     "async_kv_watch",
+    "async_list_lost",
     "async_list_units",
     "async_load_checkpoint",
     "async_load_data_by_key",
@@ -63,6 +64,7 @@ __all__ = [
     "kv_update",
     "kv_wait",
     "kv_watch",
+    "list_lost",
     "list_units",
     "load_checkpoint",
     "load_data_by_key",
@@ -109,6 +111,7 @@ if TYPE_CHECKING or not _hosting:
         async_kv_update,
         async_kv_wait,
         async_kv_watch,
+        async_list_lost,
         async_list_units,
         close,
         get_client,
@@ -124,6 +127,7 @@ if TYPE_CHECKING or not _hosting:
         kv_update,
         kv_wait,
         kv_watch,
+        list_lost,
         list_units,
     )
     from transfer_queue.metadata import BatchMeta, KVBatchMeta

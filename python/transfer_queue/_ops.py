@@ -52,4 +52,7 @@ class Op(IntEnum):
     UNIT_TRANSFORM = 43
     UNIT_STATS = 44
     UNIT_PREPARE = 45
-    UNIT_SETTLE = 46
+    UNIT_INVENTORY = 46
+    UNIT_DISCARD = 47
+    LOST = 48
+    UNIT_SETTLE = 49

@@ -207,6 +207,7 @@ def disk_options(storage: Any) -> dict[str, Any]:
         "threshold_bytes": int(offload.get("threshold_bytes") or 1 << 20),
         "high_watermark": float(storage.get("high_watermark") or 0.9),
         "low_watermark": float(storage.get("low_watermark") or 0.7),
+        "durability": offload.get("durability") or "none",
     }
 
 

@@ -38,6 +38,7 @@ class UnitInfo(NamedTuple):
         promoted_bytes: moved back to memory so far.
         compacted_bytes: copied on disk so far to give space back.
         fallback_cells: belonged on disk so far but stayed in memory, because they could not be written.
+        lost_cells: were lost with an earlier process of the unit, see ``list_lost``.
     """
 
     unit_id: str
@@ -58,6 +59,7 @@ class UnitInfo(NamedTuple):
     promoted_bytes: int = 0
     compacted_bytes: int = 0
     fallback_cells: int = 0
+    lost_cells: int = 0
 
 
 _T = TypeVar("_T")

@@ -315,6 +315,7 @@ _BACKENDS: dict[str, dict[str, _Check]] = {
 _OFFLOAD: dict[str, _Check] = {
     "path": _folder,
     "threshold_bytes": _threshold,
+    "durability": _choice("none", "relaxed", "strict"),
     "glibc_mmap_threshold_bytes": _or_null(_whole(1)),
 }
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from tensordict import TensorDict
 
-from transfer_queue import _calls, _ray, _requests, _session, config, sampler
+from transfer_queue import _calls, _lost, _ray, _requests, _session, config, sampler
 from transfer_queue.checkpoint import (  # noqa: F401  programs look for them here
     async_dump_data_by_key,
     async_load_checkpoint,
@@ -141,6 +141,35 @@ async def async_list_units(timeout: float | None = None) -> list[UnitInfo]:
     """Async twin of `list_units`."""
     session = _session.current("list_units", timeout)
     return unit_infos(await _calls.run_async(session.handle, _requests.units(session, timeout)))
+
+
+def list_lost(partition_id: str | None = None, timeout: float | None = None) -> dict[str, dict[str | int, list[str]]]:
+    """What was lost with a storage unit: partition -> key -> fields.
+
+    A sample without a key is named by its index. Reading such a field raises DataLostError until it is written again, or
+    its key or the field is cleared; it counts as not produced.
+
+    Args:
+        partition_id: only of this partition; None: of all.
+        timeout: seconds, by default ``client.timeout_s``.
+
+    Example:
+        >>> import transfer_queue as tq
+        >>> conf = tq.init()
+        >>> tq.list_lost()
+        {}
+        >>> tq.close()
+    """
+    session = _session.current("list_lost", timeout)
+    return _calls.run(session.handle, _lost.lost(session, partition_id, timeout))
+
+
+async def async_list_lost(
+    partition_id: str | None = None, timeout: float | None = None
+) -> dict[str, dict[str | int, list[str]]]:
+    """Async twin of `list_lost`."""
+    session = _session.current("list_lost", timeout)
+    return await _calls.run_async(session.handle, _lost.lost(session, partition_id, timeout))
 
 
 # ---- put ------------------------------------------------------------------------------------------------------------

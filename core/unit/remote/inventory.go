@@ -39,10 +39,17 @@ func (l *life) inventory(r *request) (*wire.UnitReply, error) {
 
 // discard drops all cells.
 func (l *life) discard(r *request) (*wire.UnitReply, error) {
+	var req wire.UnitDiscardRequest
+	if err := r.decode(&req); err != nil {
+		return nil, err
+	}
+	if req.Session != l.session {
+		return nil, tqerr.New(tqerr.InvalidArgument, "session %s is not %s", SessionName(req.Session), SessionName(l.session))
+	}
 	if err := l.enter(); err != nil {
 		return nil, err
 	}
-	return l.later(r, func() (*wire.UnitReply, error) { return nil, l.unit.Discard() })
+	return l.later(r, func() (*wire.UnitReply, error) { return nil, l.unit.Discard(SessionName(l.session)) })
 }
 
 // Durable reports whether what the unit has on disk outlives its process.
@@ -78,5 +85,5 @@ func (u *Unit) Inventory(ctx context.Context) (out []schema.Stock, err error) {
 
 // Discard drops all cells of the unit, because its session ends for good.
 func (u *Unit) Discard(ctx context.Context) error {
-	return u.post(wire.OpUnitDiscard, struct{}{}, nil).wait(ctx)
+	return u.post(wire.OpUnitDiscard, &wire.UnitDiscardRequest{Session: u.at.Session}, nil).wait(ctx)
 }

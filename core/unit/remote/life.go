@@ -13,10 +13,11 @@ import (
 
 // life is what a unit keeps for the controller that is connected.
 type life struct {
-	unit  *unit.Unit
-	peer  uint64
-	last  uint64 // number of the latest request; guarded by Server.mu
-	holds bool   // what is staged and leased outlives the connection
+	unit    *unit.Unit
+	peer    uint64
+	session uint64
+	last    uint64 // number of the latest request; guarded by Server.mu
+	holds   bool   // what is staged and leased outlives the connection
 	// Of the controllers before: the last change, and the highest number of a write or a lease.
 	changed, highest uint64
 	freed            *unit.Freed
@@ -41,8 +42,8 @@ type txn struct {
 	aborted bool
 }
 
-func newLife(u *unit.Unit, freed *unit.Freed, peer uint64) *life {
-	l := &life{unit: u, freed: freed, peer: peer, last: 1}
+func newLife(u *unit.Unit, freed *unit.Freed, peer, session uint64) *life {
+	l := &life{unit: u, freed: freed, peer: peer, session: session, last: 1}
 	l.mu.txns, l.mu.leases = map[uint64]*txn{}, map[uint64]store.Lease{}
 	return l
 }

@@ -201,7 +201,7 @@ func (s *Server) openLocked(peer transport.Peer, r *request) (*life, error) {
 		}
 	}
 	s.mu.session = open.Session
-	l := newLife(s.mu.unit, s.mu.freed, peer.ID)
+	l := newLife(s.mu.unit, s.mu.freed, peer.ID, open.Session)
 	l.holds = open.Hold
 	if s.mu.left != nil {
 		l.inherit(s.mu.left)
