@@ -33,6 +33,8 @@ const (
 	answerGrace = 300 * time.Millisecond
 	// settleTime is how long a client then waits to hear what became of a request.
 	settleTime = 500 * time.Millisecond
+	// lostTogether is how long after a direct connection the common one may show that the server is gone.
+	lostTogether = time.Second
 )
 
 // Options configure a client.
@@ -129,7 +131,8 @@ type Started struct {
 	// Cancel ends the request early. It may be called at any time.
 	Cancel func()
 	// FD, when Advance is not nil, is what the caller waits for until it is readable; then he calls Advance, which reports
-	// whether the request has come to its end. It must be called until then, also after Cancel.
+	// whether the request needs it no more: it has come to its end, or goes on by itself. It must be called until then, also
+	// after Cancel.
 	FD      int
 	Advance func() bool
 }

@@ -68,6 +68,9 @@ func Open(ctx context.Context, o Options) (s *Server, err error) {
 	return s, nil
 }
 
+// Session is the identity of the session: that of Options, or that of the journal.
+func (s *Server) Session() string { return s.opts.Session }
+
 // recovering is an earlier life of a server that is being read.
 type recovering struct {
 	s        *Server

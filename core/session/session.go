@@ -31,12 +31,15 @@ import (
 
 // Config says what to open. It arrives as a msgpack map with these names.
 type Config struct {
-	Mode        string `msgpack:"mode"` // "auto": attach, else own; "attach"; "own": never attach; "unit": see openUnit
-	Dir         string `msgpack:"dir"`  // runtime directory, "": of the user
-	Namespace   string `msgpack:"namespace"`
-	Units       int    `msgpack:"units"`              // in the owner's process; negative: none, they join
-	MemoryLimit int64  `msgpack:"memory_limit_bytes"` // per unit, 0: none
-	Disk        Disk   `msgpack:"disk"`
+	Mode        string  `msgpack:"mode"` // "auto": attach, else own; "attach"; "own": never attach; "unit": see openUnit
+	Dir         string  `msgpack:"dir"`  // runtime directory, "": of the user
+	Namespace   string  `msgpack:"namespace"`
+	Units       int     `msgpack:"units"`              // in the owner's process; negative: none, they join
+	MemoryLimit int64   `msgpack:"memory_limit_bytes"` // per unit, 0: none
+	Disk        Disk    `msgpack:"disk"`
+	Journal     Journal `msgpack:"journal"`
+	// Keep lets what is durable stay at a clean end, because the session is to be started again.
+	Keep        bool   `msgpack:"keep"`
 	SampleLimit int64  `msgpack:"total_storage_size"` // over all units, 0: none
 	PutWaitMS   int64  `msgpack:"put_wait_ms"`
 	PreAllocate int    `msgpack:"pre_allocate"`
@@ -122,7 +125,7 @@ func Open(ctx context.Context, cfg *Config) (*Session, error) {
 		return openUnit(cfg, p)
 	}
 	if cfg.Unpublished {
-		return own(cfg, p, nil)
+		return own(ctx, cfg, p, nil)
 	}
 	for started := time.Now(); ; {
 		s, patience, err := attempt(ctx, cfg, p)
@@ -154,7 +157,7 @@ func attempt(ctx context.Context, cfg *Config, p paths) (s *Session, patience ti
 		_ = lock.Close()
 		return nil, 0, noSession(p)
 	case err == nil:
-		s, err = own(cfg, p, lock)
+		s, err = own(ctx, cfg, p, lock)
 		return s, 0, err
 	case !errors.Is(err, errBusy):
 		return nil, 0, err
@@ -181,7 +184,7 @@ func attach(ctx context.Context, p paths) (*Session, time.Duration, error) {
 	if err != nil {
 		return nil, takeover, err
 	}
-	s, patience, err := join(ctx, r.Socket, r.Secret)
+	s, patience, err := joinAs(ctx, r.Socket, r.Secret, &p)
 	if s != nil {
 		s.paths = p
 	}
@@ -190,6 +193,11 @@ func attach(ctx context.Context, p paths) (*Session, time.Duration, error) {
 
 // join attaches to the session behind a socket.
 func join(ctx context.Context, socket string, secret []byte) (*Session, time.Duration, error) {
+	return joinAs(ctx, socket, secret, nil)
+}
+
+// joinAs attaches to a session that was found through the files of its namespace, nil: otherwise.
+func joinAs(ctx context.Context, socket string, secret []byte, p *paths) (*Session, time.Duration, error) {
 	id := client.NewID()
 	conn, err := local.Dial(ctx, socket, secret, id)
 	if err != nil {
@@ -208,8 +216,13 @@ func join(ctx context.Context, socket string, secret []byte) (*Session, time.Dur
 	s.Info = Info{
 		Session: config.Session, PID: config.PID, Socket: socket, Secret: secret, Host: config.Host, Blob: config.Config,
 	}
-	direct := func(ctx context.Context) (client.Direct, error) { return local.DialDirect(ctx, socket, secret, id) }
-	s.Client = client.New(client.Options{Conn: conn, Pool: s.Pool, Direct: direct})
+	o := client.Options{Conn: conn, Pool: s.Pool}
+	o.Direct = func(ctx context.Context) (client.Direct, error) { return local.DialDirect(ctx, socket, secret, id) }
+	if config.RestartMS > 0 && p != nil {
+		f := &follower{paths: *p, session: config.Session, id: id, wait: time.Duration(config.RestartMS) * time.Millisecond}
+		o.Redial, o.Direct = f.redial, f.direct
+	}
+	s.Client = client.New(o)
 	return s, 0, nil
 }
 
@@ -222,8 +235,8 @@ func whileUnavailable(ctx context.Context, err error) time.Duration {
 }
 
 // own starts controller and units in this process and publishes them.
-func own(cfg *Config, p paths, lock *os.File) (_ *Session, err error) {
-	s := &Session{Pool: bufpool.New(), lock: lock, paths: p, final: true}
+func own(ctx context.Context, cfg *Config, p paths, lock *os.File) (_ *Session, err error) {
+	s := &Session{Pool: bufpool.New(), lock: lock, paths: p, final: !cfg.Keep}
 	defer func() {
 		if err != nil {
 			_ = s.Close(time.Second)
@@ -233,6 +246,15 @@ func own(cfg *Config, p paths, lock *os.File) (_ *Session, err error) {
 		p.sweep()
 	}
 	session, secret := newIdentity()
+	written, err := cfg.Journal.open(cfg.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil && written != nil && s.server == nil {
+			_ = written.Close()
+		}
+	}()
 	s.Jobs = jobs.New(s.Pool)
 	host, _ := os.Hostname()
 	units, err := s.startUnits(cfg, session, host)
@@ -244,11 +266,16 @@ func own(cfg *Config, p paths, lock *os.File) (_ *Session, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s.server = controller.New(controller.Options{
+	s.server, err = controller.Open(ctx, controller.Options{
+		Journal: written, RestartWait: time.Duration(cfg.Journal.RestartMS) * time.Millisecond,
 		Units: units, Sampler: picks, Python: s.Jobs, SamplerTime: samplerTime, Polling: cfg.Polling, PreAllocate: cfg.PreAllocate,
 		SampleLimit: cfg.SampleLimit, PutWait: time.Duration(cfg.PutWaitMS) * time.Millisecond, Config: cfg.Blob,
 		Version: cfg.Version, PID: os.Getpid(), Session: session, Host: host, Jobs: s.Jobs.Waiting,
 	})
+	if err != nil {
+		return nil, err
+	}
+	session = s.server.Session()
 	r := &rendezvous{
 		Format: rendezvousFormat, Protocol: wire.Version, Session: session, PID: os.Getpid(), Secret: secret,
 		Socket: p.prefix + session[:8] + ".sock",
@@ -302,8 +329,10 @@ func (s *Session) startUnits(cfg *Config, session, host string) (units []control
 			return nil, err
 		}
 		s.units, units = append(s.units, u), append(units, u)
-		if err := u.Own(session); err != nil {
-			return nil, err
+		if cfg.Journal.none() { // else it belongs to the session that the journal names
+			if err := u.Own(session); err != nil {
+				return nil, err
+			}
 		}
 	}
 	return units, nil

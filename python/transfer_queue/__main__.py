@@ -58,7 +58,7 @@ def _conf(arguments: argparse.Namespace) -> Any:
 
 def serve(arguments: argparse.Namespace) -> int:
     """Own a session until a signal ends it."""
-    session = _session.open_session(_conf(arguments), "own")
+    session = _session.open_session(_conf(arguments), "own", keep=True)
     at = f", at {session.info.to_addr('requests')}" if session.info.ports else ""
     print(f"serving session {session.id}, process {session.owner_pid}{at}", flush=True)
     signals = {signal.SIGTERM, signal.SIGINT}
