@@ -203,7 +203,10 @@ func (c *Client) repeatIn(ctx context.Context, life int, sent bool, req *wire.Re
 			return reply, err
 		case err == errLost:
 		case c.opts.Redial != nil && ended(conn):
-			if c.redial(ctx, conn) != nil {
+			if lost := c.redial(ctx, conn); lost != nil {
+				if ctx.Err() == nil && tqerr.CodeOf(lost) == tqerr.Unavailable {
+					err = tqerr.Wrap(tqerr.Unavailable, err, "%s", lost)
+				}
 				return nil, err
 			}
 			if now := c.life(); now != life {

@@ -193,6 +193,14 @@ func (s *Server) record(picks sampler.Sampler) {
 	}
 }
 
+// EndJournal says that the session ends for good: nobody will go on from its journal. Call it before Close.
+func (s *Server) EndJournal() error {
+	if s.journal == nil {
+		return nil
+	}
+	return s.journal.log.End()
+}
+
 // close ends the use of the journal. Nothing is appended any more.
 func (j *journaling) close() error {
 	j.running.Wait()

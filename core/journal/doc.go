@@ -7,6 +7,7 @@
 //	log-NNNNNNNN     records, appended
 //	state-NNNNNNNN   the state as of the beginning of the log of the same number; there is none for the first log
 //	*.new            a file that is being written; removed when found
+//	ended            nobody wants the journal any more: what is left of it is removed when found
 //
 // Anything else makes Open refuse the folder. Every file appears under its name when it has a header; integers are little
 // endian, CRCs are CRC32C:

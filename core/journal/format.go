@@ -30,6 +30,7 @@ var (
 
 const (
 	lockName    = "lock"
+	endedName   = "ended"
 	newSuffix   = ".new"
 	logPrefix   = "log-"
 	statePrefix = "state-"

@@ -49,6 +49,7 @@ type Log struct {
 	lock     io.Closer
 	logs     []uint32 // numbers of the logs in the folder, ascending
 	states   []uint32 // and of the states
+	ended    bool     // the journal is of no use to anybody
 	syncing  sync.Mutex
 	mu       struct {
 		sync.Mutex
@@ -84,7 +85,11 @@ func Open(o Options) (l *Log, err error) {
 		}
 		return nil, l.failed(err, "lock the folder")
 	}
-	if err := l.look(); err != nil { // somebody may have written between the look and the lock
+	err = l.look() // somebody may have written between the look and the lock
+	if err == nil && l.ended {
+		err = l.removeAll()
+	}
+	if err != nil {
 		return nil, errors.Join(err, l.lock.Close())
 	}
 	return l, nil
@@ -292,6 +297,40 @@ func (l *Log) Break(why error) {
 	l.mu.broken = why
 }
 
+// End says that nobody wants the journal any more: Close removes it, or the next Open.
+func (l *Log) End() error {
+	f, err := l.fs.Create(l.path(endedName))
+	if err == nil {
+		err = f.Close()
+	}
+	if err == nil && l.opts.Durability == Strict {
+		err = l.fs.SyncDir(l.opts.Dir)
+	}
+	if err != nil {
+		return l.failed(err, "end")
+	}
+	l.ended = true
+	return nil
+}
+
+// removeAll removes all files but the lock. The one that says that they are of no use goes last.
+func (l *Log) removeAll() error {
+	names, err := l.fs.List(l.opts.Dir)
+	for _, name := range names {
+		if err == nil && name != lockName && name != endedName {
+			err = l.fs.Remove(l.path(name))
+		}
+	}
+	if err == nil {
+		err = l.fs.Remove(l.path(endedName))
+	}
+	if err != nil {
+		return l.failed(err, "remove what has ended")
+	}
+	l.logs, l.states, l.ended = nil, nil, false
+	return nil
+}
+
 // Close ends the use of the folder.
 func (l *Log) Close() error {
 	var err error
@@ -300,6 +339,12 @@ func (l *Log) Close() error {
 			err = l.Sync(l.Last())
 		}
 		l.closeFiles()
+	}
+	if l.ended {
+		if err = l.removeAll(); err == nil {
+			_ = l.fs.Remove(l.path(lockName))
+			_ = l.fs.Remove(l.opts.Dir)
+		}
 	}
 	return errors.Join(err, l.lock.Close())
 }

@@ -21,6 +21,8 @@ func (l *Log) look() error {
 		log, isLog := numberOf(bare, logPrefix)
 		state, isState := numberOf(bare, statePrefix)
 		switch {
+		case name == endedName:
+			l.ended = true
 		case name == lockName || bare != name && (isLog || isState):
 		case isLog:
 			l.logs = append(l.logs, log)

@@ -363,6 +363,9 @@ func (s *Session) close(timeout time.Duration) error {
 	}
 	if s.server != nil {
 		errs = append(errs, s.discardOutside(timeout))
+		if s.final {
+			errs = append(errs, s.server.EndJournal())
+		}
 		s.server.Close()
 	}
 	if s.Client != nil {
