@@ -199,12 +199,17 @@ func (c *Client) repeatIn(ctx context.Context, life int, sent bool, req *wire.Re
 		sent = sent || !ended(conn)
 		reply, err := c.once(ctx, conn, req)
 		switch {
-		case err == nil || ctx.Err() != nil:
-			return reply, err
+		case err != nil && ctx.Err() != nil:
+			return nil, timeIsOver(ctx, err)
+		case err == nil:
+			return reply, nil
 		case err == errLost:
 		case c.opts.Redial != nil && ended(conn):
 			if lost := c.redial(ctx, conn); lost != nil {
-				if ctx.Err() == nil && tqerr.CodeOf(lost) == tqerr.Unavailable {
+				if ctx.Err() != nil {
+					return nil, timeIsOver(ctx, err)
+				}
+				if tqerr.CodeOf(lost) == tqerr.Unavailable {
 					err = tqerr.Wrap(tqerr.Unavailable, err, "%s", lost)
 				}
 				return nil, err
@@ -218,6 +223,14 @@ func (c *Client) repeatIn(ctx context.Context, life int, sent bool, req *wire.Re
 			return nil, err
 		}
 	}
+}
+
+// timeIsOver says why a request has ended whose connection was lost with err and not replaced in time.
+func timeIsOver(ctx context.Context, err error) error {
+	if tqerr.CodeOf(err) != tqerr.Unavailable {
+		return err
+	}
+	return tqerr.Wrap(tqerr.CodeOf(ctx.Err()), err, "waiting for the session")
 }
 
 func ended(conn transport.Conn) bool {

@@ -11,7 +11,10 @@ import (
 
 // absent is a unit that an earlier life of the controller had and this one has not found again. Its samples count, and can be
 // cleared.
-type absent struct{ was unitRecord }
+type absent struct {
+	was unitRecord
+	why error
+}
 
 var _ node = absent{}
 
@@ -31,7 +34,7 @@ func (n absent) Durable() bool              { return false }
 
 // Lost implements node.
 func (n absent) Lost() error {
-	return tqerr.New(tqerr.Unavailable, "unit %q has not been found again since the controller was started anew", n.was.Name)
+	return tqerr.Wrap(tqerr.Unavailable, n.why, "unit %q was not found again when the controller was started anew", n.was.Name)
 }
 
 func (n absent) Segment(uint32) (int, int64, error) { return -1, 0, n.Lost() }

@@ -26,10 +26,21 @@ type host struct {
 }
 
 // answering is a connection whose answers come from goroutines of their own, in any order, as from another process.
-type answering struct{ transport.Poster }
+type answering struct {
+	transport.Poster
+	m *mortal // the process at this end, nil: it does not die
+}
 
 func (c answering) Post(req *wire.Request, done func(*wire.Reply, error)) {
-	c.Poster.Post(req, func(reply *wire.Reply, err error) { go done(reply, err) })
+	post := func() error {
+		c.Poster.Post(req, func(reply *wire.Reply, err error) { go done(reply, err) })
+		return nil
+	}
+	if c.m == nil {
+		_ = post()
+	} else if err := c.m.do(post); err != nil {
+		go done(nil, err)
+	}
 }
 
 func (s *system) addHost(i int, limit, samples int64) *host {
@@ -48,7 +59,7 @@ func (s *system) dialHost(_ context.Context, at *wire.UnitAddress) (transport.Po
 		if h.name == at.Name && !h.dead {
 			h.peer = client.NewID()
 			conn, err := h.net.Dial(h.peer)
-			return answering{conn}, err
+			return answering{conn, s.disk}, err
 		}
 	}
 	return nil, tqerr.New(tqerr.Unavailable, "no server at socket %q", at.Socket)

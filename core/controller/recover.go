@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"transferqueue/core/catalog"
+	"transferqueue/core/guard"
 	"transferqueue/core/sampler"
 	"transferqueue/core/schema"
 	"transferqueue/core/tqerr"
@@ -62,6 +63,13 @@ func Open(ctx context.Context, o Options) (s *Server, err error) {
 		return s, err
 	}
 	s.await()
+	if found {
+		s.journal.running.Add(1)
+		guard.Go("controller clients of an earlier life", func() {
+			defer s.journal.running.Done()
+			s.stopAwaiting()
+		})
+	}
 	for _, cl := range s.mu.cat.Unfinished() {
 		s.clearAgain(cl)
 	}
@@ -372,7 +380,7 @@ func (r *recovering) findUnits(ctx context.Context) error {
 	next := uint32(0) // no unit has had it
 	for _, x := range r.units {
 		next = max(next, x.ID+1)
-		s.addLocked(absent{x}, nil)
+		s.addLocked(absent{x, errNotAsked}, nil)
 	}
 	places := s.nodes.Load().order
 	for i, x := range r.units {
@@ -453,7 +461,6 @@ func (r *recovering) checkUnits() error {
 const findTime = 5 * time.Second
 
 // find connects to a unit and has it execute what it has missed.
-// It returns nil when that is not there any more; it may join again then.
 func (r *recovering) find(ctx context.Context, x *unitRecord) node {
 	ctx, cancel := context.WithTimeout(ctx, findTime)
 	defer cancel()
@@ -467,12 +474,15 @@ func (r *recovering) find(ctx context.Context, x *unitRecord) node {
 		}
 	}
 	if err != nil {
-		return nil
+		return absent{*x, err}
 	}
 	return outside{u, x.Secret}
 }
 
-var errOtherLife error = tqerr.New(tqerr.Unavailable, "the unit was started anew")
+var (
+	errNotAsked  error = tqerr.New(tqerr.Unavailable, "it was not asked yet")
+	errOtherLife error = tqerr.New(tqerr.Unavailable, "it was started anew")
+)
 
 // reach opens a unit. One that has not noticed yet that its controller is dead is asked again.
 func (r *recovering) reach(ctx context.Context, x *unitRecord) (*remote.Unit, error) {
@@ -559,5 +569,32 @@ func (s *Server) await() {
 			lanes[number] = &lane{count: count, reply: reply}
 		}
 		s.clients.awaited[client] = lanes
+	}
+}
+
+// leastAwait is how long at least clients of an earlier life are awaited, and what they read from units is kept.
+const leastAwait = 30 * time.Second
+
+// stopAwaiting drops what is kept for clients of the earlier life that have not come in all the time for which they wait for a
+// controller: outcomes, and what they have leased. A client that has come has leases anew, but for results without a copy.
+func (s *Server) stopAwaiting() {
+	timer := time.NewTimer(max(s.opts.RestartWait, leastAwait))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-s.ctx.Done():
+		return
+	}
+	s.clients.Lock()
+	awaited := s.clients.awaited
+	s.clients.awaited = nil
+	s.clients.Unlock()
+	for client := range awaited {
+		s.forget(client)
+	}
+	for _, n := range s.nodes.Load().order {
+		if u, ok := unmetered(n).(outside); ok && n.Lost() == nil {
+			_ = u.Settle(s.ctx, true) // one that is lost has nobody who reads from it
+		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,7 +20,9 @@ import (
 	"transferqueue/core/foreign/foreigntest"
 	"transferqueue/core/internal/bufpool"
 	"transferqueue/core/internal/leaktest"
+	"transferqueue/core/internal/vfs"
 	"transferqueue/core/jobs"
+	"transferqueue/core/journal"
 	"transferqueue/core/sampler"
 	"transferqueue/core/schema"
 	"transferqueue/core/store"
@@ -38,9 +41,10 @@ type setup struct {
 	samples int64
 	polling bool
 	putWait time.Duration
-	sampler sampler.Sampler // nil: Sequential
-	python  string          // name of a sampler that Python runs
-	remote  bool            // units behind a network of their own, as in other processes
+	sampler sampler.Sampler    // nil: Sequential
+	python  string             // name of a sampler that Python runs
+	remote  bool               // units behind a network of their own, as in other processes
+	journal journal.Durability // 0: none
 }
 
 // system is a controller with real units behind a network in memory.
@@ -55,6 +59,11 @@ type system struct {
 	users  []*user
 	mem    *foreigntest.Memory
 	closed bool // the server is closed, so that nothing can be cleared
+
+	setup  setup
+	inside []controller.Unit
+	disk   *mortal    // of the journal
+	mu     sync.Mutex // users, server and net, where the server is replaced
 }
 
 // with runs a test twice, with units in the process of the controller and with units elsewhere, in a bubble where time passes by
@@ -97,13 +106,24 @@ func start(t *testing.T, o setup) *system {
 	if o.sampler == nil {
 		o.sampler = sampler.Sequential{}
 	}
-	s.server = controller.New(controller.Options{
-		Units: units, Sampler: o.sampler, Python: s.jobs, SamplerTime: time.Minute, Polling: o.polling, SampleLimit: o.samples,
-		PutWait: o.putWait, Dial: s.dialHost,
-	})
-	s.net = memnet.New(1, s.server)
+	s.setup, s.inside = o, units
+	if o.journal != 0 {
+		s.disk = newMortal(vfs.NewMem(0))
+	}
+	server, err := controller.Open(t.Context(), s.options(s.openJournal()))
+	require.NoError(t, err)
+	s.server = server
+	s.net = memnet.New(1, s.handler(s.server))
 	s.joinHosts()
 	return s
+}
+
+func (s *system) options(log *journal.Log) controller.Options {
+	o := s.setup
+	return controller.Options{
+		Units: s.inside, Sampler: o.sampler, Python: s.jobs, SamplerTime: time.Minute, Polling: o.polling, SampleLimit: o.samples,
+		PutWait: o.putWait, Dial: s.dialHost, Journal: log, RestartWait: time.Minute,
+	}
 }
 
 // check verifies what must hold at any quiet moment.
@@ -196,11 +216,27 @@ func (s *system) user(change ...func(*client.Options)) *user {
 		fn(&o)
 	}
 	if o.Redial != nil {
-		o.Redial = func(context.Context) (transport.Conn, error) { return s.net.Dial(u.id) }
+		o.Redial = func(ctx context.Context) (transport.Conn, error) { return s.dialAgain(ctx, u.id) }
 	}
 	u.Client = client.New(o)
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.users = append(s.users, u)
 	return u
+}
+
+// dialAgain waits for the controller when it is being replaced.
+func (s *system) dialAgain(ctx context.Context, id uint64) (transport.Conn, error) {
+	for {
+		s.mu.Lock()
+		net := s.net
+		s.mu.Unlock()
+		conn, err := net.Dial(id)
+		if err == nil || s.disk == nil || ctx.Err() != nil {
+			return conn, err
+		}
+		time.Sleep(time.Millisecond)
+	}
 }
 
 // resending is for a network that loses messages, redialing for one that cuts.

@@ -59,6 +59,7 @@ type Log struct {
 		durable uint64  // sequence up to which everything is as durable as the journal promises
 		state   int64   // bytes of the last state
 		broken  error   // nil: frames may be appended
+		closed  bool
 		scratch []byte
 	}
 }
@@ -159,8 +160,8 @@ func (f *file) allocate(size int64) error {
 func (l *Log) Append(urgent bool, records ...[]byte) (uint64, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.mu.broken != nil {
-		return 0, l.mu.broken
+	if err := l.usableLocked(); err != nil {
+		return 0, err
 	}
 	size := frameBytes
 	for _, r := range records {
@@ -195,6 +196,13 @@ func (l *Log) Append(urgent bool, records ...[]byte) (uint64, error) {
 		l.mu.durable = sequence
 	}
 	return sequence, nil
+}
+
+func (l *Log) usableLocked() error {
+	if l.mu.closed {
+		return tqerr.New(tqerr.Unavailable, "the journal is closed")
+	}
+	return l.mu.broken
 }
 
 // reserve makes sure that there is space for a frame, and headroom for urgent ones.
@@ -239,13 +247,13 @@ func (l *Log) Sync(sequence uint64) error {
 	l.syncing.Lock()
 	defer l.syncing.Unlock()
 	l.mu.Lock()
-	if l.mu.durable >= sequence || l.mu.broken != nil {
-		done, broken := l.mu.durable >= sequence, l.mu.broken
+	if err := l.usableLocked(); err != nil || l.mu.durable >= sequence {
+		done := l.mu.durable >= sequence
 		l.mu.Unlock()
 		if done {
 			return nil
 		}
-		return broken
+		return err
 	}
 	last := l.mu.next - 1
 	files := append(append([]*file{}, l.mu.former...), l.mu.current)
@@ -287,7 +295,7 @@ func (l *Log) Overgrown() bool {
 func (l *Log) Broken() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.mu.broken
+	return l.usableLocked()
 }
 
 // Break lets nothing be appended until a turn has been finished: what was appended last is not true.
@@ -335,7 +343,7 @@ func (l *Log) removeAll() error {
 func (l *Log) Close() error {
 	var err error
 	if l.mu.current != nil {
-		if l.mu.broken == nil && l.opts.Durability == Strict {
+		if l.Broken() == nil && l.opts.Durability == Strict {
 			err = l.Sync(l.Last())
 		}
 		l.closeFiles()
@@ -354,9 +362,7 @@ func (l *Log) closeFiles() {
 	defer l.syncing.Unlock()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.mu.broken == nil {
-		l.mu.broken = tqerr.New(tqerr.Unavailable, "the journal is closed")
-	}
+	l.mu.closed = true
 	for _, f := range append(l.mu.former, l.mu.current) {
 		_ = f.Close()
 	}

@@ -17,6 +17,9 @@ type Turn struct {
 
 // Begin makes the new log, which nothing is written to before Switch. After an error nothing has changed.
 func (l *Log) Begin() (*Turn, error) {
+	if n := len(l.states); n > 0 { // what a power loss has brought back
+		l.removeBefore(l.states[n-1])
+	}
 	number := uint32(1)
 	for _, n := range slices.Concat(l.logs, l.states) {
 		number = max(number, n+1)
@@ -67,10 +70,15 @@ func (t *Turn) Finish(write func(put func(record []byte) error) error) error {
 	for _, f := range former {
 		_ = f.Close()
 	}
-	// What cannot be removed now is found and ignored by the next Open, and removed by the next turn.
-	l.logs = l.remove(l.logs, t.next.number, logName)
-	l.states = l.remove(l.states, t.next.number, stateName)
+	l.removeBefore(t.next.number)
 	return nil
+}
+
+// removeBefore removes what a state makes needless. What cannot be removed now is ignored by the next Open, and removed by a
+// later turn.
+func (l *Log) removeBefore(state uint32) {
+	l.logs = l.remove(l.logs, state, logName)
+	l.states = l.remove(l.states, state, stateName)
 }
 
 // remove removes the files of numbers before one and returns the numbers of those that are left.

@@ -1,0 +1,264 @@
+//go:build go1.25
+
+package controller_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"transferqueue/core/client"
+	"transferqueue/core/controller"
+	"transferqueue/core/foreign/foreigntest"
+	"transferqueue/core/internal/vfs"
+	"transferqueue/core/journal"
+	"transferqueue/core/schema"
+	"transferqueue/core/tqerr"
+	"transferqueue/core/transport"
+	"transferqueue/core/transport/memnet"
+	"transferqueue/core/wire"
+)
+
+// mortal is the disk of a process that dies: what it finds then is what a later process finds, and nothing succeeds any more.
+type mortal struct {
+	vfs.Disk
+	mu     sync.RWMutex
+	mem    *vfs.Mem
+	left   *vfs.Mem // what a later process finds; nil: it lives
+	power  bool     // dies of a power loss
+	rng    *rand.Rand
+	writes int           // after so many it dies by itself; 0: never
+	died   chan struct{} // closed then
+}
+
+func newMortal(mem *vfs.Mem) *mortal { return &mortal{Disk: mem, mem: mem, died: make(chan struct{})} }
+
+func (m *mortal) dieLocked() {
+	if m.left != nil {
+		return
+	}
+	if m.left = m.mem.Killed(); m.power {
+		m.left = m.mem.Crash(m.rng)
+	}
+	close(m.died)
+}
+
+func (m *mortal) die() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.dieLocked()
+}
+
+func (m *mortal) do(call func() error) error {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	if m.left != nil {
+		return tqerr.New(tqerr.Unavailable, "the process has died")
+	}
+	return call()
+}
+
+func (m *mortal) Create(name string) (f vfs.DiskFile, err error) {
+	err = m.do(func() error { f, err = m.Disk.Create(name); return err })
+	return mortalFile{f, m}, err
+}
+
+func (m *mortal) Open(name string) (f vfs.DiskFile, err error) {
+	err = m.do(func() error { f, err = m.Disk.Open(name); return err })
+	return mortalFile{f, m}, err
+}
+
+func (m *mortal) Remove(name string) error { return m.do(func() error { return m.Disk.Remove(name) }) }
+func (m *mortal) Rename(from, to string) error {
+	return m.do(func() error { return m.Disk.Rename(from, to) })
+}
+func (m *mortal) SyncDir(dir string) error { return m.do(func() error { return m.Disk.SyncDir(dir) }) }
+
+func (m *mortal) LockFile(string) (io.Closer, error) { return io.NopCloser(nil), nil }
+
+type mortalFile struct {
+	vfs.DiskFile
+	m *mortal
+}
+
+// WriteAt may be the last that the process does: it has written, and does not come to know.
+func (f mortalFile) WriteAt(p []byte, off int64) (n int, err error) {
+	f.m.mu.Lock()
+	defer f.m.mu.Unlock()
+	if f.m.left != nil {
+		return 0, tqerr.New(tqerr.Unavailable, "the process has died")
+	}
+	if n, err = f.DiskFile.WriteAt(p, off); err == nil && f.m.writes > 0 {
+		if f.m.writes--; f.m.writes == 0 {
+			f.m.dieLocked()
+			return 0, tqerr.New(tqerr.Unavailable, "the process dies")
+		}
+	}
+	return n, err
+}
+
+func (f mortalFile) Sync() error { return f.m.do(f.DiskFile.Sync) }
+func (f mortalFile) Allocate(off, size int64) error {
+	return f.m.do(func() error { return f.DiskFile.Allocate(off, size) })
+}
+
+// dying is a controller whose process may be dead: it answers nobody then.
+type dying struct {
+	transport.Handler
+	m *mortal
+}
+
+func (d dying) Serve(ctx context.Context, peer transport.Peer, req *wire.Request, reply func(*wire.Reply)) {
+	d.Handler.Serve(ctx, peer, req, func(r *wire.Reply) {
+		d.m.mu.RLock()
+		defer d.m.mu.RUnlock()
+		if d.m.left == nil {
+			reply(r)
+		}
+	})
+}
+
+// handler is the controller as its clients reach it.
+func (s *system) handler(server *controller.Server) transport.Handler {
+	if s.disk == nil {
+		return server
+	}
+	return dying{server, s.disk}
+}
+
+// openJournal opens a journal that is small, so that states are written often.
+func (s *system) openJournal() *journal.Log {
+	if s.disk == nil {
+		return nil
+	}
+	l, err := journal.Open(journal.Options{Dir: "/j", Durability: s.setup.journal, AllocateBytes: 4 << 10, FS: s.disk})
+	require.NoError(s.t, err)
+	return l
+}
+
+// restart replaces the controller by another process: its connections are gone, and the next one knows what is on the disk.
+func (s *system) restart() {
+	s.disk.die()
+	for _, h := range s.hosts {
+		h.net.Cut(h.peer, 0)
+	}
+	old, oldNet := s.server, s.net
+	s.mu.Lock()
+	for _, u := range s.users {
+		oldNet.Cut(u.id, time.Hour)
+	}
+	s.mu.Unlock()
+	s.disk = newMortal(s.disk.left)
+	server, err := controller.Open(s.t.Context(), s.options(s.openJournal()))
+	require.NoError(s.t, err)
+	require.NoError(s.t, server.Verify())
+	net := memnet.New(2, s.handler(server))
+	s.mu.Lock()
+	s.server, s.net = server, net
+	s.mu.Unlock()
+	_ = oldNet.Close()
+	old.Close()
+}
+
+// following redials until there is a controller.
+func following(o *client.Options) {
+	o.Redial = func(context.Context) (transport.Conn, error) { return nil, nil }
+}
+
+func TestARestart(t *testing.T) {
+	for _, d := range []journal.Durability{journal.Relaxed, journal.Strict} {
+		within(t, setup{units: 2, remote: true, journal: d}, func(t *testing.T, s *system) {
+			u := s.user(following)
+			keys := keysOf(6)
+			put := s.rows(narrow, keys, 1, 2, 3, 4, 5, 6)
+			for i := range keys {
+				put.Tags = append(put.Tags, []byte{0x81, 0xa1, 't', byte(i)})
+			}
+			before := u.put(put)
+			u.put(batch{write: write{Partition: "p", Insert: 1, Fields: []string{"x"}}, columns: s.rows(narrow, nil, 9).columns})
+			first := u.fetch("task", 2, 0).indexes(t)
+			u.put(s.add(narrow, keys[:2], 10, 10))
+			u.clear(keys[5])
+			s.restart()
+			require.Equal(t, keys[:5], u.keys())
+			require.Equal(t, []int64{11, 12, 3, 4, 5}, u.values(keys[:5]...))
+			require.Len(t, u.production("x"), 6)
+			second := u.fetch("task", 2, 0).indexes(t)
+			require.Equal(t, wire.Ints{before.Indexes[0], before.Indexes[1]}, first)
+			require.Equal(t, wire.Ints{before.Indexes[2], before.Indexes[3]}, second)
+			after := u.put(s.rows(narrow, []string{keys[5]}, 7))
+			require.Equal(t, before.Indexes[5], after.Indexes[0], "the smallest free index")
+			require.Greater(t, after.Generations[0], before.Generations[5])
+			s.restart()
+			require.Equal(t, []int64{11, 7}, u.values(keys[0], keys[5]))
+			require.Equal(t, "ACTIVE", u.state("unit-0"))
+		})
+	}
+}
+
+// Several clients work at random over a controller that dies again and again, at any moment; what each has written is what it
+// reads, and nothing that it did has happened twice.
+func TestRandomOperationsWithRestarts(t *testing.T) {
+	seed := rand.Uint64()
+	t.Log("seed", seed)
+	for round, d := range []journal.Durability{journal.Relaxed, journal.Strict, journal.Strict} {
+		rng := rand.New(rand.NewPCG(seed, uint64(round)<<32))
+		within(t, setup{units: 3, remote: true, journal: d}, func(t *testing.T, s *system) {
+			s.disk.power, s.disk.rng = round == 2, rng
+			s.python(sums)
+			s.python(sums)
+			users := make([]*modelUser, 4)
+			for i := range users {
+				users[i] = &modelUser{
+					user: s.user(following), rng: rand.New(rand.NewPCG(seed, uint64(round)<<8|uint64(i))), name: fmt.Sprintf("u%d", i),
+					mem: foreigntest.New(t, 1<<20), keys: map[string]*modelRow{}, bare: map[schema.Sample]*modelRow{},
+				}
+			}
+			var all sync.WaitGroup
+			for _, u := range users {
+				all.Go(func() {
+					for range 150 {
+						u.step()
+						u.mem.Reset()
+						time.Sleep(time.Millisecond)
+					}
+				})
+			}
+			restarts, done := 0, make(chan struct{})
+			go func() {
+				all.Wait()
+				close(done)
+			}()
+			for running := true; running; restarts++ {
+				s.disk.mu.Lock()
+				if rng.IntN(2) == 0 {
+					s.disk.writes = 1 + rng.IntN(30)
+				}
+				s.disk.mu.Unlock()
+				select {
+				case <-done:
+					running = false
+				case <-s.disk.died:
+				case <-time.After(time.Duration(rng.IntN(20)) * time.Millisecond):
+				}
+				s.restart()
+				s.disk.power, s.disk.rng = round == 2, rng
+			}
+			require.Greater(t, restarts, 5)
+			t.Log("restarts", restarts)
+			synctest.Wait()
+			for _, u := range users {
+				u.compare()
+			}
+			s.check()
+			time.Sleep(2 * time.Minute) // nobody is awaited any more
+		})
+	}
+}
