@@ -65,9 +65,13 @@ func (r *reconciling) sort(s *schema.Stock, kept map[*field][]schema.Stock) {
 		return f != nil && r.c.owns(p, x) && p.active.Has(x.Index) && r.c.home(x.Index).id == r.unit &&
 			(f.has.Has(x.Index) || f.lost.Has(x.Index)) && r.has[f].Add(x.Index)
 	}
+	are := make([]bool, len(s.Samples))
+	for k, x := range s.Samples {
+		are[k] = known(x)
+	}
 	for from := 0; from < len(s.Samples); {
-		is, to := known(s.Samples[from]), from+1
-		for to < len(s.Samples) && known(s.Samples[to]) == is {
+		is, to := are[from], from+1
+		for to < len(s.Samples) && are[to] == is {
 			to++
 		}
 		part := schema.Stock{Partition: s.Partition, Column: s.Column.Slice(from, to), Samples: s.Samples[from:to]}

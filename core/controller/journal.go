@@ -23,7 +23,11 @@ import (
 // staged. Everything else is decided by the catalog, which does the same with the same records.
 type journaling struct {
 	log     *journal.Log
-	running sync.WaitGroup // answers that wait for an fsync, and a turn
+	running struct {       // answers that wait for an fsync, a turn
+		sync.Mutex
+		sync.WaitGroup
+		closed bool
+	}
 	opening bool           // what is done is not written down, because a state of all of it will be
 	turning chan struct{}  // has an element while nobody makes a turn
 	again   atomic.Int64   // earliest time of the next turn after one that failed, in nanoseconds
@@ -94,6 +98,9 @@ func (s *Server) notePutsLocked(reply uint8, txns ...*txn) (uint64, error) {
 	for i, t := range txns {
 		r := newPutRecord(t.origin, &t.write, t.units, reply)
 		for _, sh := range t.shares {
+			if sh.staged != nil && sh.unit.Durable() && store.OnDisk(sh.staged) {
+				r.Disks = append(r.Disks, int64(sh.unit.ID()))
+			}
 			if sh.staged == nil || !sh.unit.waits() {
 				continue
 			}
@@ -203,8 +210,26 @@ func (s *Server) EndJournal() error {
 
 // close ends the use of the journal. Nothing is appended any more.
 func (j *journaling) close() error {
+	j.running.Lock()
+	j.running.closed = true
+	j.running.Unlock()
 	j.running.Wait()
 	return j.log.Close()
+}
+
+// start runs something that close waits for; false: it does not any more.
+func (j *journaling) start(name string, run func()) bool {
+	j.running.Lock()
+	defer j.running.Unlock()
+	if j.running.closed {
+		return false
+	}
+	j.running.Add(1)
+	guard.Go(name, func() {
+		defer j.running.Done()
+		run()
+	})
+	return true
 }
 
 // afterDurable calls answer when everything that was written down is durable, perhaps later; with an error when it is not
@@ -220,11 +245,9 @@ func (s *Server) afterDurable(answer func(error)) {
 		answer(nil)
 		return
 	}
-	j.running.Add(1)
-	guard.Go("controller journal", func() {
-		defer j.running.Done()
-		answer(j.log.Sync(last))
-	})
+	if !j.start("controller journal", func() { answer(j.log.Sync(last)) }) {
+		answer(errClosed)
+	}
 }
 
 // turnPause is how long after a turn that has failed the next is tried.
@@ -241,14 +264,15 @@ func (s *Server) turnSoon() {
 	default:
 		return
 	}
-	j.running.Add(1)
-	guard.Go("controller journal", func() {
-		defer j.running.Done()
+	started := j.start("controller journal", func() {
 		defer func() { j.turning <- struct{}{} }()
 		if s.turn(s.ctx) != nil {
 			j.again.Store(time.Now().Add(turnPause).UnixNano())
 		}
 	})
+	if !started {
+		j.turning <- struct{}{}
+	}
 }
 
 // onlyTurn waits until nobody makes a turn, and keeps others from it until done is called.

@@ -116,6 +116,9 @@ func (p *meteredPut) CommitChange(samples []schema.Sample, change uint64) {
 // Txn implements store.Numbered.
 func (p *meteredPut) Txn() uint64 { return store.TxnOf(p.Staged) }
 
+// OnDisk implements store.Numbered.
+func (p *meteredPut) OnDisk() bool { return store.OnDisk(p.Staged) }
+
 // Prepare implements store.Preparer.
 func (p *meteredPut) Prepare() error { return store.Prepare(p.Staged) }
 

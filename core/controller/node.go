@@ -24,6 +24,8 @@ type Unit interface {
 	// Durable reports whether what is on its disk outlives the process, and Secure returns when all that has happened does.
 	Durable() bool
 	Secure() error
+	// Changed is the number of the last change that it has executed on its disk.
+	Changed() uint64
 	// Own makes what is on its disk that of a session, and fails when it is another's.
 	Own(session string) error
 	Counters() store.Counters

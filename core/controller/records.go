@@ -97,6 +97,7 @@ type putRecord struct {
 	Reply     uint8        // what it is answered with, see replyOf
 	Fields    wire.Strings // of the answer to an insert
 	Staged    []stagedRecord
+	Disks     wire.Ints // units of the controller's process to whose disks some of it goes
 }
 
 // stagedRecord is a part of a write that a unit in another process has staged under its number: pairs [from, to) of rows.

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"transferqueue/core/catalog"
-	"transferqueue/core/guard"
 	"transferqueue/core/sampler"
 	"transferqueue/core/schema"
 	"transferqueue/core/tqerr"
@@ -64,11 +63,7 @@ func Open(ctx context.Context, o Options) (s *Server, err error) {
 	}
 	s.await()
 	if found {
-		s.journal.running.Add(1)
-		guard.Go("controller clients of an earlier life", func() {
-			defer s.journal.running.Done()
-			s.stopAwaiting()
-		})
+		s.journal.start("controller clients of an earlier life", s.stopAwaiting)
 	}
 	for _, cl := range s.mu.cat.Unfinished() {
 		s.clearAgain(cl)
@@ -90,6 +85,8 @@ type recovering struct {
 	memory   *memoryRecord
 	units    []unitRecord
 	changes  []change
+	last     []byte // the last record when it is a write that touches disks of this process, and its number
+	number   uint64
 }
 
 // change is what a unit may not have executed.
@@ -103,6 +100,9 @@ type change struct {
 
 // record takes one record of the journal.
 func (r *recovering) record(number uint64, record []byte) error {
+	if err := r.finishLast(); err != nil {
+		return err
+	}
 	s := r.s
 	if len(record) == 0 {
 		return tqerr.New(tqerr.Corruption, "an empty record")
@@ -170,7 +170,55 @@ func (r *recovering) build() (err error) {
 }
 
 // ready makes sure that the server is as it was.
-func (r *recovering) ready() error { return r.build() }
+func (r *recovering) ready() error {
+	if err := r.build(); err != nil || r.last == nil {
+		return err
+	}
+	return r.decideLast()
+}
+
+// finishLast does the write again that was held back: there is a later record, so all units have executed it.
+func (r *recovering) finishLast() error {
+	if r.last == nil {
+		return nil
+	}
+	var x putRecord
+	err := decodeRecord(r.last, &x)
+	if r.last = nil; err != nil {
+		return err
+	}
+	return r.doPut(r.number, &x)
+}
+
+// decideLast looks whether the units of this process had executed the last write when they died with the controller. When none
+// of them had, it has not happened. When some had and others not, it is done as far as it was; who made it is not told that it
+// has succeeded.
+func (r *recovering) decideLast() error {
+	var x putRecord
+	if err := decodeRecord(r.last, &x); err != nil {
+		return err
+	}
+	executed := 0
+	for _, id := range x.Disks {
+		i := slices.IndexFunc(r.units, func(u unitRecord) bool { return int64(u.ID) == id })
+		if i < 0 {
+			continue
+		}
+		if u := r.here(r.units[i].Name); u != nil && u.Changed() >= r.number {
+			executed++
+		}
+	}
+	if executed == 0 {
+		return nil
+	}
+	if executed < len(x.Disks) {
+		if x.Reply = replyNothing; x.Update {
+			reply := wire.ErrorReply(tqerr.New(tqerr.DataLost, "the controller died while the units stored the update; on some of them it has happened, on others not"))
+			r.s.keepLocked(x.Origin, outcome{sequence: x.Origin.Sequence, reply: reply})
+		}
+	}
+	return r.doPut(r.number, &x)
+}
 
 // remember gives the sampler what it remembered, unless the session has another one by now.
 func (r *recovering) remember(m *memoryRecord) error {
@@ -265,6 +313,14 @@ func (r *recovering) put(number uint64, record []byte) error {
 	if err := decodeRecord(record, &x); err != nil {
 		return err
 	}
+	if len(x.Disks) > 0 {
+		r.last, r.number = slices.Clone(record), number
+		return nil
+	}
+	return r.doPut(number, &x)
+}
+
+func (r *recovering) doPut(number uint64, x *putRecord) error {
 	w, units, err := x.write()
 	if err != nil {
 		return err

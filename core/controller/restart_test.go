@@ -32,6 +32,7 @@ type mortal struct {
 	mu     sync.RWMutex
 	mem    *vfs.Mem
 	left   *vfs.Mem // what a later process finds; nil: it lives
+	buried bool     // what it still does is of no consequence, and succeeds
 	power  bool     // dies of a power loss
 	rng    *rand.Rand
 	writes int           // after so many it dies by itself; 0: never
@@ -59,7 +60,7 @@ func (m *mortal) die() {
 func (m *mortal) do(call func() error) error {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	if m.left != nil {
+	if m.left != nil && !m.buried {
 		return tqerr.New(tqerr.Unavailable, "the process has died")
 	}
 	return call()
@@ -92,7 +93,7 @@ type mortalFile struct {
 func (f mortalFile) WriteAt(p []byte, off int64) (n int, err error) {
 	f.m.mu.Lock()
 	defer f.m.mu.Unlock()
-	if f.m.left != nil {
+	if f.m.left != nil && !f.m.buried {
 		return 0, tqerr.New(tqerr.Unavailable, "the process has died")
 	}
 	if n, err = f.DiskFile.WriteAt(p, off); err == nil && f.m.writes > 0 {
@@ -155,7 +156,14 @@ func (s *system) restart() {
 		oldNet.Cut(u.id, time.Hour)
 	}
 	s.mu.Unlock()
-	s.disk = newMortal(s.disk.left)
+	dead, units := s.disk, s.units
+	s.disk = newMortal(dead.left)
+	if len(s.hosts) == 0 {
+		s.units, s.inside = nil, nil
+		for i := range units {
+			s.addUnit(i)
+		}
+	}
 	server, err := controller.Open(s.t.Context(), s.options(s.openJournal()))
 	require.NoError(s.t, err)
 	require.NoError(s.t, server.Verify())
@@ -165,6 +173,14 @@ func (s *system) restart() {
 	s.mu.Unlock()
 	_ = oldNet.Close()
 	old.Close()
+	dead.mu.Lock()
+	dead.buried = true
+	dead.mu.Unlock()
+	for _, u := range units {
+		if len(s.hosts) == 0 && u.Close() != nil { // an index that was broken in the end stays so
+			require.NoError(s.t, u.Close())
+		}
+	}
 }
 
 // following redials until there is a controller.
@@ -208,57 +224,74 @@ func TestARestart(t *testing.T) {
 func TestRandomOperationsWithRestarts(t *testing.T) {
 	seed := rand.Uint64()
 	t.Log("seed", seed)
-	for round, d := range []journal.Durability{journal.Relaxed, journal.Strict, journal.Strict} {
-		rng := rand.New(rand.NewPCG(seed, uint64(round)<<32))
-		within(t, setup{units: 3, remote: true, journal: d}, func(t *testing.T, s *system) {
-			s.disk.power, s.disk.rng = round == 2, rng
-			s.python(sums)
-			s.python(sums)
-			users := make([]*modelUser, 4)
-			for i := range users {
-				users[i] = &modelUser{
-					user: s.user(following), rng: rand.New(rand.NewPCG(seed, uint64(round)<<8|uint64(i))), name: fmt.Sprintf("u%d", i),
-					mem: foreigntest.New(t, 1<<20), keys: map[string]*modelRow{}, bare: map[schema.Sample]*modelRow{},
+	rounds := map[string]struct {
+		setup
+		power bool
+	}{
+		"units elsewhere, relaxed":    {setup{units: 3, remote: true, journal: journal.Relaxed}, false},
+		"units elsewhere, strict":     {setup{units: 3, remote: true, journal: journal.Strict}, false},
+		"units elsewhere, power loss": {setup{units: 3, remote: true, journal: journal.Strict}, true},
+		"a durable unit, relaxed":     {setup{units: 1, durable: true, journal: journal.Relaxed}, false},
+		"a durable unit, strict":      {setup{units: 1, durable: true, journal: journal.Strict}, false},
+	}
+	for name, o := range rounds {
+		t.Run(name, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 1<<32))
+			within(t, o.setup, func(t *testing.T, s *system) {
+				s.disk.power, s.disk.rng = o.power, rng
+				s.python(sums)
+				s.python(sums)
+				some, steps := 0, 150 // what has no bytes is kept in memory
+				if o.durable {
+					some, steps = 1, 60
 				}
-			}
-			var all sync.WaitGroup
-			for _, u := range users {
-				all.Go(func() {
-					for range 150 {
-						u.step()
-						u.mem.Reset()
-						time.Sleep(time.Millisecond)
+				users := make([]*modelUser, 4)
+				for i := range users {
+					users[i] = &modelUser{
+						user: s.user(following), rng: rand.New(rand.NewPCG(seed, uint64(i))), name: fmt.Sprintf("u%d", i),
+						mem: foreigntest.New(t, 1<<20), keys: map[string]*modelRow{}, bare: map[schema.Sample]*modelRow{},
+						some: some,
 					}
-				})
-			}
-			restarts, done := 0, make(chan struct{})
-			go func() {
-				all.Wait()
-				close(done)
-			}()
-			for running := true; running; restarts++ {
-				s.disk.mu.Lock()
-				if rng.IntN(2) == 0 {
-					s.disk.writes = 1 + rng.IntN(30)
 				}
-				s.disk.mu.Unlock()
-				select {
-				case <-done:
-					running = false
-				case <-s.disk.died:
-				case <-time.After(time.Duration(rng.IntN(20)) * time.Millisecond):
+				var all sync.WaitGroup
+				for _, u := range users {
+					all.Go(func() {
+						for range steps {
+							u.step()
+							u.mem.Reset()
+							time.Sleep(time.Millisecond)
+						}
+					})
 				}
-				s.restart()
-				s.disk.power, s.disk.rng = round == 2, rng
-			}
-			require.Greater(t, restarts, 5)
-			t.Log("restarts", restarts)
-			synctest.Wait()
-			for _, u := range users {
-				u.compare()
-			}
-			s.check()
-			time.Sleep(2 * time.Minute) // nobody is awaited any more
+				restarts, done := 0, make(chan struct{})
+				go func() {
+					all.Wait()
+					close(done)
+				}()
+				for running := true; running; restarts++ {
+					s.disk.mu.Lock()
+					if rng.IntN(2) == 0 {
+						s.disk.writes = 1 + rng.IntN(30)
+					}
+					s.disk.mu.Unlock()
+					select {
+					case <-done:
+						running = false
+					case <-s.disk.died:
+					case <-time.After(time.Duration(rng.IntN(20)) * time.Millisecond):
+					}
+					s.restart()
+					s.disk.power, s.disk.rng = o.power, rng
+				}
+				require.Greater(t, restarts, 5)
+				t.Log("restarts", restarts)
+				synctest.Wait()
+				for _, u := range users {
+					u.compare()
+				}
+				s.check()
+				time.Sleep(2 * time.Minute) // nobody is awaited any more
+			})
 		})
 	}
 }

@@ -26,7 +26,7 @@ import (
 	"transferqueue/core/sampler"
 	"transferqueue/core/schema"
 	"transferqueue/core/store"
-	"transferqueue/core/store/memtier"
+	"transferqueue/core/store/disktier"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/transport"
 	"transferqueue/core/transport/memnet"
@@ -45,6 +45,7 @@ type setup struct {
 	python  string             // name of a sampler that Python runs
 	remote  bool               // units behind a network of their own, as in other processes
 	journal journal.Durability // 0: none
+	durable bool               // units in the process of the controller keep everything on the disk of its journal
 }
 
 // system is a controller with real units behind a network in memory.
@@ -62,6 +63,7 @@ type system struct {
 
 	setup  setup
 	inside []controller.Unit
+	folder string     // of durable units
 	disk   *mortal    // of the journal
 	mu     sync.Mutex // users, server and net, where the server is replaced
 }
@@ -90,15 +92,18 @@ func within(t *testing.T, o setup, test func(t *testing.T, s *system)) {
 func start(t *testing.T, o setup) *system {
 	s := &system{t: t, pool: bufpool.New(), mem: foreigntest.New(t, 64<<20)}
 	s.jobs = jobs.New(s.pool)
-	var units []controller.Unit
+	if s.setup = o; o.journal != 0 {
+		s.disk = newMortal(vfs.NewMem(0))
+	}
+	if o.durable {
+		s.folder = t.TempDir()
+	}
 	for i := range max(o.units, 1) {
 		if o.remote {
 			s.addHost(i, o.limit, (o.samples+int64(max(o.units, 1))-1)/int64(max(o.units, 1)))
 			continue
 		}
-		u, err := unit.New(unit.Options{ID: uint32(i), Name: fmt.Sprintf("unit-%d", i), MemoryLimit: o.limit, Jobs: s.jobs})
-		require.NoError(t, err)
-		s.units, units = append(s.units, u), append(units, u)
+		s.addUnit(i)
 	}
 	if o.python != "" {
 		o.sampler = sampler.NewPython(o.python, []byte(o.python), s.jobs, time.Minute)
@@ -106,16 +111,31 @@ func start(t *testing.T, o setup) *system {
 	if o.sampler == nil {
 		o.sampler = sampler.Sequential{}
 	}
-	s.setup, s.inside = o, units
-	if o.journal != 0 {
-		s.disk = newMortal(vfs.NewMem(0))
-	}
+	s.setup.sampler = o.sampler
 	server, err := controller.Open(t.Context(), s.options(s.openJournal()))
 	require.NoError(t, err)
 	s.server = server
 	s.net = memnet.New(1, s.handler(s.server))
 	s.joinHosts()
 	return s
+}
+
+// addUnit makes a unit in the process of the controller.
+func (s *system) addUnit(i int) {
+	o := unit.Options{ID: uint32(i), Name: fmt.Sprintf("unit-%d", i), MemoryLimit: s.setup.limit, Jobs: s.jobs}
+	if s.setup.durable {
+		durability := disktier.Relaxed
+		if s.setup.journal == journal.Strict {
+			durability = disktier.Strict
+		}
+		disk := unit.Disk{
+			Path: s.folder, Durability: durability, Namespace: "n", Name: o.Name, Threshold: 1, HighWatermark: 0.9, LowWatermark: 0.7,
+		}.OnDisk(s.disk)
+		o.Disk = &disk
+	}
+	u, err := unit.New(o)
+	require.NoError(s.t, err)
+	s.units, s.inside = append(s.units, u), append(s.inside, u)
 }
 
 func (s *system) options(log *journal.Log) controller.Options {
@@ -131,7 +151,7 @@ func (s *system) check() {
 	s.t.Helper()
 	require.NoError(s.t, s.server.Verify())
 	for _, u := range s.units {
-		require.NoError(s.t, u.Store.(*memtier.Store).Check())
+		require.NoError(s.t, u.Store.(interface{ Check() error }).Check())
 	}
 }
 

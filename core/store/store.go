@@ -109,12 +109,21 @@ type Preparer interface {
 	Writes() bool
 }
 
-// Numbered is a Staged that keeps its place when its controller dies: a later one can commit it by its number.
+// Numbered is a Staged whose commit is a change that its controller has written down before, and so may find half done when it
+// has died.
 type Numbered interface {
 	// CommitChange is Commit with the number of the change in the controller's journal; 0: it has none.
 	CommitChange(samples []schema.Sample, change uint64)
-	// Txn is the number by which the unit knows it.
+	// Txn is the number by which the unit knows it, also when the controller has died; 0: it ends with the controller's process.
 	Txn() uint64
+	// OnDisk reports whether some of it goes to disk, where the number of the change lies then too.
+	OnDisk() bool
+}
+
+// OnDisk reports whether some of a staged write goes to disk.
+func OnDisk(s Staged) bool {
+	n, ok := s.(Numbered)
+	return ok && n.OnDisk()
 }
 
 // CommitChange calls CommitChange where there is one, else Commit.

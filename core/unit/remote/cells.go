@@ -38,6 +38,9 @@ func (s *staged) CommitChange(samples []schema.Sample, change uint64) {
 // Txn implements store.Numbered.
 func (s *staged) Txn() uint64 { return s.number }
 
+// OnDisk implements store.Numbered. It does not matter: the unit lives on.
+func (s *staged) OnDisk() bool { return false }
+
 // Confirms implements store.Confirmer.
 func (s *staged) Confirms() bool { return s.u.Durable() }
 

@@ -239,7 +239,7 @@ func (l *life) commit(r *request) (*wire.UnitReply, error) {
 	if rows != len(samples) {
 		return nil, tqerr.New(tqerr.InvalidArgument, "write %d has %d rows, not %d", req.Txn, rows, len(samples))
 	}
-	t.staged.Commit(samples)
+	store.CommitChange(t.staged, samples, req.Change)
 	l.executed(req.Change)
 	return l.secured(r)
 }
