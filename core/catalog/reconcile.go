@@ -61,21 +61,18 @@ func (r *reconciling) sort(s *schema.Stock, kept map[*field][]schema.Stock) {
 	if f != nil && r.has[f] == nil {
 		r.has[f] = &bitset.Set{}
 	}
-	known := func(x schema.Sample) bool {
-		return f != nil && r.c.owns(p, x) && p.active.Has(x.Index) && r.c.home(x.Index).id == r.unit &&
+	known := make([]bool, len(s.Samples))
+	for i, x := range s.Samples {
+		known[i] = f != nil && r.c.owns(p, x) && p.active.Has(x.Index) && r.c.home(x.Index).id == r.unit &&
 			(f.has.Has(x.Index) || f.lost.Has(x.Index)) && r.has[f].Add(x.Index)
 	}
-	are := make([]bool, len(s.Samples))
-	for k, x := range s.Samples {
-		are[k] = known(x)
-	}
 	for from := 0; from < len(s.Samples); {
-		is, to := are[from], from+1
-		for to < len(s.Samples) && are[to] == is {
+		to := from + 1
+		for to < len(s.Samples) && known[to] == known[from] {
 			to++
 		}
 		part := schema.Stock{Partition: s.Partition, Column: s.Column.Slice(from, to), Samples: s.Samples[from:to]}
-		if is {
+		if known[from] {
 			kept[f] = append(kept[f], part)
 		} else {
 			r.unknown(&part)

@@ -113,6 +113,18 @@ func TestWhatTheCatalogDoesNotHaveIsUnknown(t *testing.T) {
 	require.Equal(t, 2, r.Kept)
 }
 
+func TestKnownAndUnknownCellsOfOneStock(t *testing.T) {
+	f := newFixture(t, Options{})
+	s := f.put(names(6), "x").Samples
+	for _, i := range []int{0, 2, 3, 5} {
+		f.ClearFields("p", names(6)[i:i+1], nil, []string{"x"})
+	}
+	r := f.Reconcile(0, stock(s, ints(6, "x")))
+	require.Equal(t, []Cells{{"p", "x", s[:1]}, {"p", "x", s[2:4]}, {"p", "x", s[5:]}}, r.Unknown)
+	require.Equal(t, 2, r.Kept)
+	require.Empty(t, r.Lost)
+}
+
 // A write that nobody was told the success of may have happened in the catalog alone; the cells are then what the unit says.
 func TestKeptCellsAreDescribedAsTheUnitDoes(t *testing.T) {
 	f := newFixture(t, Options{})

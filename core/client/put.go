@@ -23,6 +23,7 @@ type putBody struct {
 	Merge     string
 	Callable  []byte
 	Last      bool
+	Dedup     wire.Strings // fields whose equal rows are stored once
 }
 
 // grantPatience is how long Start waits for unit memory on the caller's thread. When the unit is full the bytes are copied
@@ -49,6 +50,9 @@ func (c *Client) startPut(ctx context.Context, req *Request, done func(*Result))
 		}
 		inputs[i] = in
 		put.Columns = append(put.Columns, wire.Column(in.Column))
+	}
+	if err := dedup(put, body.Dedup, inputs); err != nil {
+		return Started{}, err
 	}
 	if total := foreign.TotalBytes(inputs); total <= InlineLimit {
 		return c.putInline(ctx, req, put, inputs, total, done)
@@ -108,7 +112,7 @@ func (c *Client) putStaged(ctx context.Context, req *Request, put *wire.PutReque
 		return nil
 	case <-timer.C:
 	}
-	aside, release, err := c.copyAside(inputs)
+	aside, release, err := c.copyAside(put, inputs)
 	guard.Go("client put", func() {
 		defer release()
 		g := <-grant
@@ -137,7 +141,7 @@ func remaining(timeout time.Duration, begun time.Time) time.Duration {
 }
 
 // copyAside copies the inputs into memory of our own, which release gives back, also after an error.
-func (c *Client) copyAside(inputs []*foreign.Input) (out []*foreign.Input, release func(), err error) {
+func (c *Client) copyAside(put *wire.PutRequest, inputs []*foreign.Input) (out []*foreign.Input, release func(), err error) {
 	out = make([]*foreign.Input, len(inputs))
 	var buffers [][]byte
 	release = func() {
@@ -148,6 +152,10 @@ func (c *Client) copyAside(inputs []*foreign.Input) (out []*foreign.Input, relea
 	for i, in := range inputs {
 		out[i] = foreign.Packed(in.Column, nil)
 		size := in.Column.Bytes()
+		first := sharedRows(put, i)
+		if first != nil {
+			size = in.StoredBytes(first)
+		}
 		if size == 0 {
 			continue
 		}
@@ -156,6 +164,10 @@ func (c *Client) copyAside(inputs []*foreign.Input) (out []*foreign.Input, relea
 			return nil, release, err
 		}
 		buffers = append(buffers, buffer)
+		if first != nil {
+			out[i] = in.Once(first, buffer)
+			continue
+		}
 		in.CopyRows(buffer, 0, in.Column.Rows)
 		out[i] = foreign.Packed(in.Column, buffer)
 	}
@@ -166,14 +178,14 @@ func (c *Client) copyAside(inputs []*foreign.Input) (out []*foreign.Input, relea
 func (c *Client) fill(ctx context.Context, g *wire.PutReply, inputs []*foreign.Input) error {
 	c.segments.using.RLock()
 	defer c.segments.using.RUnlock()
-	for _, part := range g.Parts {
+	for i, part := range g.Parts {
 		for k, b := range part.Blocks {
 			if b.Size == 0 {
 				continue
 			}
 			m, err := c.mapping(ctx, part.Unit, b.Segment)
 			if err == nil {
-				err = fillBlock(m, b, inputs[k], part.Rows)
+				err = fillBlock(m, b, inputs[k], g.RowsOf(i, k))
 			}
 			if err != nil {
 				return err

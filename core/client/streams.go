@@ -56,10 +56,11 @@ type outgoing struct {
 // outgoingOf lists the bytes of a put in the order of the granted blocks.
 func outgoingOf(g *wire.PutReply, inputs []*foreign.Input) *outgoing {
 	o := &outgoing{txn: g.Txn}
-	for _, part := range g.Parts {
+	for i, part := range g.Parts {
 		for k := range part.Blocks {
-			for r := 0; r+1 < len(part.Rows); r += 2 {
-				for piece := range inputs[k].Pieces(int(part.Rows[r]), int(part.Rows[r+1])) {
+			rows := g.RowsOf(i, k)
+			for r := 0; r+1 < len(rows); r += 2 {
+				for piece := range inputs[k].Pieces(int(rows[r]), int(rows[r+1])) {
 					if len(piece) > 0 {
 						o.pieces = append(o.pieces, piece)
 					}

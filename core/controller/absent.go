@@ -49,6 +49,12 @@ func (n absent) Parse(context.Context, *unit.ParseSpec) (*unit.Transformed, erro
 func (n absent) Stage(context.Context, string, []schema.Column, []byte) (store.Staged, error) {
 	return nil, n.Lost()
 }
+func (n absent) Piece(context.Context, store.Lease, int, int64, uint32, []byte) (uint32, error) {
+	return 0, n.Lost()
+}
+func (n absent) StageOnDisk(context.Context, string, []schema.Column) (store.Staged, error) {
+	return nil, n.Lost()
+}
 func (n absent) Inventory(context.Context) ([]schema.Stock, error)              { return nil, n.Lost() }
 func (n absent) Discard(context.Context) error                                  { return n.Lost() }
 func (n absent) Delete(string, []string, []schema.Sample, uint64) unit.Deleting { return nil }

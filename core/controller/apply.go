@@ -93,7 +93,7 @@ func (t *txn) restage(ctx context.Context, stage stager) error {
 	s.mu.RLock()
 	units, err := s.mu.cat.Check(&t.write)
 	if err == nil {
-		err = s.mu.cat.Place(units, hostOfWriter, rowSizes(t.write.Columns), rooms)
+		err = s.mu.cat.Place(units, hostOfWriter, t.storedSizes(), rooms)
 	}
 	s.mu.RUnlock()
 	if err != nil {
@@ -135,7 +135,8 @@ func (t *txn) copyFrom(old *txn) error {
 			}
 			offsets := sh.cols[k].Offsets()
 			for i := range p.rows {
-				source[int(p.from)+i] = data[offsets[p.at+i]:offsets[p.at+i+1]]
+				row := rowIn(&sh.cols[k], p.at+i)
+				source[int(p.from)+i] = data[offsets[row]:offsets[row+1]]
 			}
 		}
 		for _, p := range to {
@@ -146,7 +147,8 @@ func (t *txn) copyFrom(old *txn) error {
 			}
 			offsets := sh.cols[k].Offsets()
 			for i := range p.rows {
-				copy(data[offsets[p.at+i]:offsets[p.at+i+1]], source[int(p.from)+i])
+				row := rowIn(&sh.cols[k], p.at+i)
+				copy(data[offsets[row]:offsets[row+1]], source[int(p.from)+i])
 			}
 		}
 	}

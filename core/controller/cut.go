@@ -64,7 +64,7 @@ func (k *cut) readLocked(s *Server, groups []catalog.Group) error {
 	}
 	for i := range k.groups {
 		if g := &k.groups[i]; len(g.Fields) > 0 {
-			g.reading = g.unit.Read(&unit.Query{Partition: g.Partition, Fields: g.Fields, Samples: g.Samples, Inline: -1})
+			g.reading = g.unit.Read(&unit.Query{Partition: g.Partition, Fields: g.Fields, Samples: g.Samples, Inline: -1, Later: true})
 		}
 	}
 	return nil
@@ -118,7 +118,7 @@ func (s *Server) writeCells(ctx context.Context, k *cut, v *snapshot.Values) err
 		return v.WritePart(func(p *snapshot.Part) error {
 			for _, g := range byUnit[order[i]] {
 				if err := g.write(ctx, p); err != nil {
-					return err
+					return s.named(g.Partition, err)
 				}
 			}
 			return nil
@@ -148,11 +148,9 @@ func (g *leasedGroup) write(ctx context.Context, p *snapshot.Part) error {
 		}
 		err := p.Rows(rows, func(put func([]byte) error) (err error) {
 			for k := range cursors {
-				cursors[k].take(to-from, func(run store.Run) {
-					if err == nil {
-						err = g.writeRun(ctx, run, put)
-					}
-				})
+				if err == nil {
+					err = g.writeColumn(ctx, k, &cursors[k], to-from, put)
+				}
 			}
 			return err
 		})
@@ -160,6 +158,49 @@ func (g *leasedGroup) write(ctx context.Context, p *snapshot.Part) error {
 			return ctxOr(ctx, err)
 		}
 		from = to
+	}
+	return nil
+}
+
+// writeColumn writes the next rows of a column. What lies on disk is read piece by piece, neighbours together.
+func (g *leasedGroup) writeColumn(ctx context.Context, column int, c *runCursor, rows int, put func([]byte) error) (err error) {
+	at := c.offsets[c.row]
+	onDisk := at // up to here, from at on
+	flush := func() {
+		if err == nil && onDisk > at {
+			err = g.copyFromDisk(ctx, column, at, onDisk, put)
+		}
+		at = onDisk
+	}
+	c.take(rows, func(run store.Run) {
+		if run.OnDisk {
+			onDisk += run.Block.Size
+			return
+		}
+		flush()
+		if err == nil {
+			err = g.writeRun(ctx, run, put)
+		}
+		at += run.Block.Size
+		onDisk = at
+	})
+	flush()
+	return err
+}
+
+// copyFromDisk writes bytes [from, to) of a column that lie on disk.
+func (g *leasedGroup) copyFromDisk(ctx context.Context, column int, from, to int64, put func([]byte) error) error {
+	buffer, sum := make([]byte, min(pieceBytes, to-from)), uint32(0)
+	for from < to {
+		piece := buffer[:min(pieceBytes, to-from)]
+		var err error
+		if sum, err = g.unit.Piece(ctx, g.cells.Leases[0], column, from, sum, piece); err == nil {
+			err = put(piece)
+		}
+		if err != nil {
+			return err
+		}
+		from += int64(len(piece))
 	}
 	return nil
 }
@@ -218,7 +259,8 @@ func (r *stagedRows) abort() {
 	}
 }
 
-// stageShares reserves memory for all shares or none.
+// stageShares reserves memory for all shares or none. What is staged does not move to disk to make room, so what finds none goes
+// there directly.
 func stageShares(ctx context.Context, partition string, shares []share) error {
 	for i := range shares {
 		sh := &shares[i]
@@ -226,7 +268,11 @@ func stageShares(ctx context.Context, partition string, shares []share) error {
 			continue
 		}
 		var err error
-		if sh.staged, err = sh.unit.Stage(ctx, partition, sh.cols, nil); err != nil {
+		sh.staged, err = sh.unit.Stage(ctx, partition, sh.cols, nil)
+		if tqerr.CodeOf(err) == tqerr.ResourceExhausted && sh.unit.Stats().DiskLimit > 0 {
+			sh.staged, err = sh.unit.StageOnDisk(ctx, partition, sh.cols)
+		}
+		if err != nil {
 			for k := range i {
 				if shares[k].staged != nil {
 					shares[k].staged.Abort()
@@ -236,6 +282,23 @@ func stageShares(ctx context.Context, partition string, shares []share) error {
 		}
 	}
 	return nil
+}
+
+// placeOf is where the bytes of columns go. When they are there, those that go to disk are written, and leave memory.
+func placeOf(ctx context.Context, shares []share, columns int) (place snapshot.Place, err error) {
+	place.Pieces, err = placesOf(shares, columns)
+	place.Filled = func() error {
+		for _, sh := range shares {
+			if sh.staged == nil {
+				continue
+			}
+			if err := store.PrepareAndShed(ctx, sh.staged); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return place, err
 }
 
 // placesOf returns where the bytes of columns go, column by column in the order of the rows.

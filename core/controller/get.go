@@ -233,7 +233,7 @@ func (c *runCursor) take(rows int, yield func(store.Run)) {
 		block := run.Block
 		block.Offset += start
 		block.Size = c.offsets[c.row+n] - c.offsets[c.row]
-		yield(store.Run{Rows: n, Block: block})
+		yield(store.Run{Rows: n, Block: block, OnDisk: run.OnDisk})
 		c.row, c.inRun, rows = c.row+n, c.inRun+n, rows-n
 		if c.inRun == run.Rows {
 			c.runs, c.inRun = c.runs[1:], 0

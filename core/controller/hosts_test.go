@@ -5,6 +5,7 @@ package controller_test
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 
 	"github.com/stretchr/testify/require"
 
@@ -12,6 +13,7 @@ import (
 	"transferqueue/core/tqerr"
 	"transferqueue/core/transport"
 	"transferqueue/core/transport/memnet"
+	"transferqueue/core/unit"
 	"transferqueue/core/unit/remote"
 	"transferqueue/core/wire"
 )
@@ -23,17 +25,26 @@ type host struct {
 	net    *memnet.Network
 	peer   uint64 // of the controller's latest connection
 	dead   bool
+	// stopped makes every further answer get lost, until the connection is found to be gone.
+	stopped atomic.Bool
+	disk    *unit.Disk
 }
 
 // answering is a connection whose answers come from goroutines of their own, in any order, as from another process.
 type answering struct {
 	transport.Poster
-	m *mortal // the process at this end, nil: it does not die
+	host *host
+	m    *mortal // the process at this end, nil: it does not die
 }
 
 func (c answering) Post(req *wire.Request, done func(*wire.Reply, error)) {
 	post := func() error {
-		c.Poster.Post(req, func(reply *wire.Reply, err error) { go done(reply, err) })
+		c.Poster.Post(req, func(reply *wire.Reply, err error) {
+			if c.host.stopped.Load() {
+				reply, err = nil, tqerr.New(tqerr.Unavailable, "the process was killed")
+			}
+			go done(reply, err)
+		})
 		return nil
 	}
 	if c.m == nil {
@@ -43,11 +54,12 @@ func (c answering) Post(req *wire.Request, done func(*wire.Reply, error)) {
 	}
 }
 
-func (s *system) addHost(i int, limit, samples int64) *host {
+func (s *system) addHost(i int, o setup, samples int64) *host {
 	s.t.Helper()
-	h := &host{name: fmt.Sprintf("unit-%d", i)}
+	disk := s.diskOf(i, o)
+	h := &host{name: fmt.Sprintf("unit-%d", i), disk: disk}
 	var err error
-	h.server, err = remote.NewServer(remote.Options{Name: h.name, MemoryLimit: limit, SampleLimit: samples, Jobs: s.jobs})
+	h.server, err = remote.NewServer(remote.Options{Name: h.name, MemoryLimit: o.limit, SampleLimit: samples, Disk: disk, Jobs: s.jobs})
 	require.NoError(s.t, err)
 	h.net = memnet.New(uint64(i), h.server)
 	s.hosts, s.units = append(s.hosts, h), append(s.units, h.server.Unit())
@@ -59,7 +71,7 @@ func (s *system) dialHost(_ context.Context, at *wire.UnitAddress) (transport.Po
 		if h.name == at.Name && !h.dead {
 			h.peer = client.NewID()
 			conn, err := h.net.Dial(h.peer)
-			return answering{conn, s.disk}, err
+			return answering{conn, h, s.mortal}, err
 		}
 	}
 	return nil, tqerr.New(tqerr.Unavailable, "no server at socket %q", at.Socket)

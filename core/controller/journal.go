@@ -23,14 +23,14 @@ import (
 // staged. Everything else is decided by the catalog, which does the same with the same records.
 type journaling struct {
 	log     *journal.Log
-	running struct {       // answers that wait for an fsync, a turn
+	running struct { // answers that wait for an fsync, a turn
 		sync.Mutex
 		sync.WaitGroup
 		closed bool
 	}
-	opening bool           // what is done is not written down, because a state of all of it will be
-	turning chan struct{}  // has an element while nobody makes a turn
-	again   atomic.Int64   // earliest time of the next turn after one that failed, in nanoseconds
+	opening bool          // what is done is not written down, because a state of all of it will be
+	turning chan struct{} // has an element while nobody makes a turn
+	again   atomic.Int64  // earliest time of the next turn after one that failed, in nanoseconds
 }
 
 // outcome is the answer to the latest request of a lane of a client, which may come again.

@@ -249,7 +249,7 @@ func (s *Server) unitInfos() []wire.UnitInfo {
 			DiskUsed: st.DiskUsed, DiskLimit: unlimited(st.DiskLimit), Samples: samples[i], SampleLimit: n.SampleLimit(), Cells: st.Cells,
 			Leases: st.Leases, Staged: st.Staged, LostCells: lost[n.ID()],
 		}
-		countDisk(n, &out[i])
+		countTiers(n, &out[i])
 	}
 	return out
 }

@@ -20,6 +20,7 @@ type txn struct {
 	req    *wire.PutRequest
 	write  catalog.Write
 	rows   int
+	same   same     // nil: no rows are stored once for several
 	units  []uint32 // per row, where its cells are staged
 	shares []share
 	inline []byte   // the payload, when it came with the request and is not staged
@@ -34,6 +35,7 @@ type share struct {
 	runs   []int64 // pairs [from, to) of rows
 	rows   int
 	cols   []schema.Column
+	once   [][]int64    // per column whose equal rows are stored once, the runs that are stored; nil: none
 	staged store.Staged // nil: nothing staged
 }
 
@@ -64,6 +66,13 @@ func (c *call) newTxn() (*txn, error) {
 		t.rows = len(w.Samples)
 	}
 	t.write = w
+	var err error
+	if t.same, err = sharing(r, w.Columns); err == nil {
+		err = dedupOf(r)
+	}
+	if err != nil {
+		return nil, err
+	}
 	if len(r.Callable) > 0 && len(w.Columns) == 0 {
 		return nil, tqerr.New(tqerr.InvalidArgument, "a callable needs columns to work on")
 	}
@@ -169,6 +178,7 @@ func (c *call) grant(t *txn) (any, error) {
 	}
 	reply := &wire.PutReply{Txn: id}
 	for _, sh := range t.shares {
+		reply.Shared = append(reply.Shared, sh.sharedOf(len(reply.Parts))...)
 		part := wire.Part{Unit: sh.unit.ID(), Rows: sh.runs}
 		for _, b := range sh.staged.Blocks() {
 			part.Blocks = append(part.Blocks, wire.Block{Segment: b.Segment, Offset: b.Offset, Size: b.Size})
@@ -194,7 +204,7 @@ func (t *txn) place() ([]catalog.Room, error) {
 	s.mu.RLock()
 	units, err := s.mu.cat.Check(&t.write)
 	if err == nil {
-		err = s.mu.cat.Place(units, hostOfWriter, rowSizes(t.write.Columns), rooms)
+		err = s.mu.cat.Place(units, hostOfWriter, t.storedSizes(), rooms)
 	}
 	s.mu.RUnlock()
 	if err != nil {
@@ -282,6 +292,7 @@ func (t *txn) split(units []uint32) []share {
 	}
 	for k := range out {
 		out[k].cols = selectRuns(t.write.Columns, out[k].runs)
+		out[k].keepOnce(t.write.Columns, t.same)
 	}
 	return out
 }
@@ -316,8 +327,9 @@ func (t *txn) fill() {
 				continue // was sent along
 			}
 			dst, _ := sh.unit.Bytes(sh.staged.Blocks()[k])
-			for r := 0; r < len(sh.runs); r += 2 {
-				dst = dst[copy(dst, data[offsets[sh.runs[r]]:offsets[sh.runs[r+1]]]):]
+			runs := sh.runsOf(k)
+			for r := 0; r < len(runs); r += 2 {
+				dst = dst[copy(dst, data[offsets[runs[r]]:offsets[runs[r+1]]]):]
 			}
 		}
 	}
@@ -325,7 +337,7 @@ func (t *txn) fill() {
 
 // payloadOf packs what a share has of an inline payload.
 func (t *txn) payloadOf(sh *share) []byte {
-	if len(t.shares) == 1 {
+	if len(t.shares) == 1 && t.same == nil {
 		return t.inline
 	}
 	out := []byte{}
@@ -371,7 +383,7 @@ func (t *txn) couldFit() bool {
 		total += st.MemoryLimit + st.DiskLimit
 		largest = max(largest, st.MemoryLimit, st.DiskLimit)
 	}
-	size := rowSizes(t.write.Columns)
+	size := t.storedSizes()
 	need := int64(0)
 	for row := range t.rows {
 		n := size(row)

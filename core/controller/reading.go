@@ -31,7 +31,7 @@ func (n inside) Read(q *unit.Query) unit.Reading {
 			return &reading{err: err}
 		}
 		r.cells.Leases = append(r.cells.Leases, l)
-		r.loads = r.loads || store.Loads(l)
+		r.loads = r.loads || !q.Later && store.Loads(l)
 	}
 	return r
 }
@@ -55,7 +55,7 @@ func (r *reading) Wait(ctx context.Context) (*unit.Cells, error) {
 }
 
 func (r *reading) load(ctx context.Context, l store.Lease) error {
-	if !store.Loads(l) {
+	if !r.loads || !store.Loads(l) {
 		return nil
 	}
 	if ctx.Err() != nil {

@@ -54,9 +54,6 @@ func Open(ctx context.Context, o Options) (s *Server, err error) {
 	if err != nil {
 		return s, err
 	}
-	for _, u := range o.Units {
-		u.Advise(s.advise)
-	}
 	s.record(s.mu.sampler)
 	if err := s.turn(ctx); err != nil { // nothing can be appended before
 		return s, err

@@ -128,25 +128,25 @@ func (d dying) Serve(ctx context.Context, peer transport.Peer, req *wire.Request
 
 // handler is the controller as its clients reach it.
 func (s *system) handler(server *controller.Server) transport.Handler {
-	if s.disk == nil {
+	if s.mortal == nil {
 		return server
 	}
-	return dying{server, s.disk}
+	return dying{server, s.mortal}
 }
 
 // openJournal opens a journal that is small, so that states are written often.
 func (s *system) openJournal() *journal.Log {
-	if s.disk == nil {
+	if s.mortal == nil {
 		return nil
 	}
-	l, err := journal.Open(journal.Options{Dir: "/j", Durability: s.setup.journal, AllocateBytes: 4 << 10, FS: s.disk})
+	l, err := journal.Open(journal.Options{Dir: "/j", Durability: s.setup.journal, AllocateBytes: 4 << 10, FS: s.mortal})
 	require.NoError(s.t, err)
 	return l
 }
 
 // restart replaces the controller by another process: its connections are gone, and the next one knows what is on the disk.
 func (s *system) restart() {
-	s.disk.die()
+	s.mortal.die()
 	for _, h := range s.hosts {
 		h.net.Cut(h.peer, 0)
 	}
@@ -156,8 +156,8 @@ func (s *system) restart() {
 		oldNet.Cut(u.id, time.Hour)
 	}
 	s.mu.Unlock()
-	dead, units := s.disk, s.units
-	s.disk = newMortal(dead.left)
+	dead, units := s.mortal, s.units
+	s.mortal = newMortal(dead.left)
 	if len(s.hosts) == 0 {
 		s.units, s.inside = nil, nil
 		for i := range units {
@@ -238,7 +238,7 @@ func TestRandomOperationsWithRestarts(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 1<<32))
 			within(t, o.setup, func(t *testing.T, s *system) {
-				s.disk.power, s.disk.rng = o.power, rng
+				s.mortal.power, s.mortal.rng = o.power, rng
 				s.python(sums)
 				s.python(sums)
 				some, steps := 0, 150 // what has no bytes is kept in memory
@@ -269,19 +269,19 @@ func TestRandomOperationsWithRestarts(t *testing.T) {
 					close(done)
 				}()
 				for running := true; running; restarts++ {
-					s.disk.mu.Lock()
+					s.mortal.mu.Lock()
 					if rng.IntN(2) == 0 {
-						s.disk.writes = 1 + rng.IntN(30)
+						s.mortal.writes = 1 + rng.IntN(30)
 					}
-					s.disk.mu.Unlock()
+					s.mortal.mu.Unlock()
 					select {
 					case <-done:
 						running = false
-					case <-s.disk.died:
+					case <-s.mortal.died:
 					case <-time.After(time.Duration(rng.IntN(20)) * time.Millisecond):
 					}
 					s.restart()
-					s.disk.power, s.disk.rng = o.power, rng
+					s.mortal.power, s.mortal.rng = o.power, rng
 				}
 				require.Greater(t, restarts, 5)
 				t.Log("restarts", restarts)

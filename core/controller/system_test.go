@@ -41,11 +41,13 @@ type setup struct {
 	samples int64
 	polling bool
 	putWait time.Duration
-	sampler sampler.Sampler    // nil: Sequential
-	python  string             // name of a sampler that Python runs
-	remote  bool               // units behind a network of their own, as in other processes
-	journal journal.Durability // 0: none
-	durable bool               // units in the process of the controller keep everything on the disk of its journal
+	sampler sampler.Sampler        // nil: Sequential
+	python  string                 // name of a sampler that Python runs
+	remote  bool                   // units behind a network of their own, as in other processes
+	disk    *unit.Disk             // of each unit; its folder is chosen by start
+	diskFor func(i int) *unit.Disk // instead, of one unit
+	journal journal.Durability     // 0: none
+	durable bool                   // units in the process of the controller keep everything on the disk of its journal
 }
 
 // system is a controller with real units behind a network in memory.
@@ -59,12 +61,12 @@ type system struct {
 	pool   *bufpool.Pool
 	users  []*user
 	mem    *foreigntest.Memory
-	closed bool // the server is closed, so that nothing can be cleared
+	closed bool   // the server is closed, so that nothing can be cleared
+	folder string // of disks
 
 	setup  setup
 	inside []controller.Unit
-	folder string     // of durable units
-	disk   *mortal    // of the journal
+	mortal *mortal    // the disk of the journal; nil: there is none
 	mu     sync.Mutex // users, server and net, where the server is replaced
 }
 
@@ -93,14 +95,14 @@ func start(t *testing.T, o setup) *system {
 	s := &system{t: t, pool: bufpool.New(), mem: foreigntest.New(t, 64<<20)}
 	s.jobs = jobs.New(s.pool)
 	if s.setup = o; o.journal != 0 {
-		s.disk = newMortal(vfs.NewMem(0))
+		s.mortal = newMortal(vfs.NewMem(0))
 	}
 	if o.durable {
 		s.folder = t.TempDir()
 	}
 	for i := range max(o.units, 1) {
 		if o.remote {
-			s.addHost(i, o.limit, (o.samples+int64(max(o.units, 1))-1)/int64(max(o.units, 1)))
+			s.addHost(i, o, (o.samples+int64(max(o.units, 1))-1)/int64(max(o.units, 1)))
 			continue
 		}
 		s.addUnit(i)
@@ -122,7 +124,9 @@ func start(t *testing.T, o setup) *system {
 
 // addUnit makes a unit in the process of the controller.
 func (s *system) addUnit(i int) {
-	o := unit.Options{ID: uint32(i), Name: fmt.Sprintf("unit-%d", i), MemoryLimit: s.setup.limit, Jobs: s.jobs}
+	o := unit.Options{
+		ID: uint32(i), Name: fmt.Sprintf("unit-%d", i), MemoryLimit: s.setup.limit, Disk: s.diskOf(i, s.setup), Jobs: s.jobs,
+	}
 	if s.setup.durable {
 		durability := disktier.Relaxed
 		if s.setup.journal == journal.Strict {
@@ -130,8 +134,8 @@ func (s *system) addUnit(i int) {
 		}
 		disk := unit.Disk{
 			Path: s.folder, Durability: durability, Namespace: "n", Name: o.Name, Threshold: 1, HighWatermark: 0.9, LowWatermark: 0.7,
-		}.OnDisk(s.disk)
-		o.Disk = &disk
+		}.OnDisk(s.mortal)
+		o.Disk = disk
 	}
 	u, err := unit.New(o)
 	require.NoError(s.t, err)
@@ -144,6 +148,28 @@ func (s *system) options(log *journal.Log) controller.Options {
 		Units: s.inside, Sampler: o.sampler, Python: s.jobs, SamplerTime: time.Minute, Polling: o.polling, SampleLimit: o.samples,
 		PutWait: o.putWait, Dial: s.dialHost, Journal: log, RestartWait: time.Minute,
 	}
+}
+
+// diskOf is the disk of a unit: all lie in one folder, as those of a session do.
+func (s *system) diskOf(i int, o setup) *unit.Disk {
+	if o.diskFor != nil {
+		return o.diskFor(i)
+	}
+	if o.disk == nil {
+		return nil
+	}
+	if s.folder == "" {
+		s.folder = s.t.TempDir()
+	}
+	d := *o.disk
+	d.Path, d.Run, d.Unit = s.folder, "run", fmt.Sprintf("unit-%d", i)
+	if d.HighWatermark == 0 {
+		d.HighWatermark, d.LowWatermark = 0.9, 0.7
+	}
+	if d.Threshold == 0 {
+		d.Threshold = 1 << 40
+	}
+	return &d
 }
 
 // check verifies what must hold at any quiet moment.
@@ -163,6 +189,9 @@ func (s *system) stats() (sum store.Stats) {
 		}
 		st := u.Stats()
 		sum.MemoryUsed += st.MemoryUsed
+		sum.DiskUsed += st.DiskUsed
+		sum.Staging += st.Staging
+		sum.Scratch += st.Scratch
 		sum.Cells += st.Cells
 		sum.Staged += st.Staged
 		sum.Leases += st.Leases
@@ -252,7 +281,7 @@ func (s *system) dialAgain(ctx context.Context, id uint64) (transport.Conn, erro
 		net := s.net
 		s.mu.Unlock()
 		conn, err := net.Dial(id)
-		if err == nil || s.disk == nil || ctx.Err() != nil {
+		if err == nil || s.mortal == nil || ctx.Err() != nil {
 			return conn, err
 		}
 		time.Sleep(time.Millisecond)
@@ -326,6 +355,7 @@ type write struct {
 	Merge     string
 	Callable  []byte
 	Last      bool
+	Dedup     wire.Strings
 }
 
 // batch is a put or an update with its columns.

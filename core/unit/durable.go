@@ -63,6 +63,17 @@ func (u *Unit) Discard(session string) error {
 	return u.tiers.Tier().Scrap()
 }
 
+// flush writes what is in memory to disk.
+func (u *Unit) flush() error {
+	if u.tiers.Closed() {
+		return nil
+	}
+	if err := u.tiers.Flush(); err != nil {
+		return tqerr.Wrap(tqerr.CodeOf(err), err, "unit %q: values that were in memory are lost", u.opts.Name)
+	}
+	return nil
+}
+
 // ParseDurability reads the name of a durability.
 func ParseDurability(name string) (disktier.Durability, error) {
 	switch name {

@@ -83,13 +83,18 @@ func (u *Unit) Descriptors() []int {
 	return out
 }
 
-// Close gives all memory back. Nothing may be staged or leased.
+// Close gives all memory back. Nothing may be staged or leased. A durable unit writes what is in memory to disk before; when it
+// cannot, the error says so, and the rest is kept.
 func (u *Unit) Close() error {
+	var kept error
+	if st := u.Stats(); u.Durable() && st.Staged == 0 && st.Leases == 0 {
+		kept = u.flush()
+	}
 	if err := u.Store.Close(); err != nil {
 		return err
 	}
 	u.stop()
-	err := u.arena.Close()
+	err := errors.Join(kept, u.arena.Close())
 	if u.tiers != nil {
 		u.opts.Disk.cleanUp()
 	}

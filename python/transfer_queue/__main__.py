@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import time
 from typing import Any
 
 from transfer_queue import _calls, _session, config
+from transfer_queue._joining_unit import JoiningUnit
 from transfer_queue._ops import Op
-from transfer_queue.errors import TransferQueueError
+from transfer_queue.errors import InvalidArgumentError, TransferQueueError
 
 
 def _options() -> argparse.ArgumentParser:
@@ -26,6 +28,7 @@ def _options() -> argparse.ArgumentParser:
     serve.add_argument(
         "--payload-port", type=int, help="port of their payload on the same host (default: any free one)"
     )
+    serve.add_argument("--join", metavar="NAME", help="run one storage unit of that name for the session of this host")
     status = commands.add_parser("status", help="print partitions, units and bytes")
     status.add_argument("--namespace", help="name of the session (default: of the configuration)")
     status.add_argument("--json", action="store_true", help="print JSON")
@@ -57,7 +60,9 @@ def _conf(arguments: argparse.Namespace) -> Any:
 
 
 def serve(arguments: argparse.Namespace) -> int:
-    """Own a session until a signal ends it."""
+    """Own a session, or host a unit of one, until a signal ends it."""
+    if arguments.join is not None:
+        return _serve_unit(arguments)
     session = _session.open_session(_conf(arguments), "own", keep=True)
     at = f", at {session.info.to_addr('requests')}" if session.info.ports else ""
     print(f"serving session {session.id}, process {session.owner_pid}{at}", flush=True)
@@ -68,13 +73,20 @@ def serve(arguments: argparse.Namespace) -> int:
     return 0
 
 
-_UNIT = (
-    *("unit_id", "state", "host", "memory_used_bytes", "memory_limit_bytes", "disk_used_bytes", "disk_limit_bytes"),
-    *("samples", "sample_limit", "cells", "leases", "staged"),
-)
+def _serve_unit(arguments: argparse.Namespace) -> int:
+    if arguments.units is not None or arguments.listen is not None or arguments.payload_port is not None:
+        raise InvalidArgumentError("--join: a unit has no --units, --listen and --payload-port")
+    unit = JoiningUnit(_conf(arguments), arguments.join, arguments.memory_limit_bytes)
+    print(f"serving unit {arguments.join} of session {unit.session}, process {os.getpid()}", flush=True)
+    unit.run({signal.SIGTERM, signal.SIGINT})
+    unit.close()
+    print("closed", flush=True)
+    return 0
 
 
 def _summary() -> dict[str, Any]:
+    from transfer_queue.client import unit_infos  # which needs torch; a daemon does not
+
     session = _session.current()
     call = _calls.Call(Op.STATUS, b"", lambda reply: _calls.decode(reply.body), timeout=session.timeout_s)
     version, pid, started, clients, partitions, units, *_ = _calls.run(session.handle, call)
@@ -84,7 +96,7 @@ def _summary() -> dict[str, Any]:
         "uptime_s": max(0, int(time.time()) - started),
         "clients": clients,
         "partitions": [_partition(row) for row in partitions or []],
-        "units": [dict(zip(_UNIT, row, strict=False)) for row in units or []],
+        "units": [unit._asdict() for unit in unit_infos(units or [])],
     }
 
 
@@ -117,6 +129,8 @@ def status(arguments: argparse.Namespace) -> int:
             end="",
         )
         print(f"{unit['samples']} samples, {unit['cells']} cells")
+        if unit["disk_cells"] or unit["written_cells"] or unit["spilled_cells"]:
+            print(_on_disk(unit))
     for part in summary["partitions"]:
         consumed = ", ".join(f"{task} {n}" for task, n in part["consumed"].items()) or "nothing"
         fields = ", ".join(part["fields"])
@@ -125,6 +139,16 @@ def status(arguments: argparse.Namespace) -> int:
         )
         print(f"consumed: {consumed}")
     return 0
+
+
+def _on_disk(unit: dict[str, Any]) -> str:
+    limit = f" of {unit['disk_limit_bytes']:,}" if unit["disk_limit_bytes"] else ""
+    return (
+        f"  {'':<10} {'':<8} {unit['disk_used_bytes']:>16,}{limit} bytes on disk, {unit['disk_cells']} cells in "
+        f"{unit['disk_physical_bytes']:,} bytes of files; so far {unit['spilled_bytes']:,} spilled, "
+        f"{unit['promoted_bytes']:,} promoted, {unit['compacted_bytes']:,} compacted, "
+        f"{unit['fallback_cells']} cells not taken"
+    )
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -55,4 +55,6 @@ class Op(IntEnum):
     UNIT_INVENTORY = 46
     UNIT_DISCARD = 47
     LOST = 48
-    UNIT_SETTLE = 49
+    UNIT_ADVISE = 49
+    UNIT_PIECE = 50
+    UNIT_SETTLE = 51

@@ -11,7 +11,7 @@ from typing import Any
 
 from transfer_queue import _lib, _session
 from transfer_queue._jobs import Workers
-from transfer_queue.errors import TransferQueueError
+from transfer_queue.errors import InvalidArgumentError, TransferQueueError, WrongTypeError
 from transfer_queue.utils.zmq_utils import Role, ZMQServerInfo
 
 _CLOSE_S = 5.0
@@ -28,10 +28,13 @@ class UnitHost:
         memory_limit_bytes: bytes of memory for cells; 0 for no limit.
         sample_limit: samples that it takes; 0 for no limit.
         namespace: of the session that it is for.
-        storage: section ``backend.SimpleStorage``, for its disk; None for memory alone.
+        storage: section ``backend.SimpleStorage``, for its disk; None for memory alone. A durable disk has what an
+            earlier unit of this name and namespace has left there.
 
     Raises:
         InvalidArgumentError: the name is empty or too long, or a limit is negative.
+        AlreadyExistsError: another process uses the folder of a durable unit, or it holds something else.
+        CorruptionError: what a durable unit has left is not as it was written. Nothing is removed.
 
     Example:
         >>> from transfer_queue._unit import UnitHost
@@ -79,7 +82,9 @@ class UnitHost:
             raise
 
     def close(self, join_s: float = _CLOSE_S) -> None:
-        """Give its memory back and remove its socket; what it stores is lost. A second call does nothing.
+        """Give its memory back and remove its socket; what it stores is lost, but for the disk of a durable unit.
+
+        A second call does nothing.
 
         Args:
             join_s: seconds to wait for callables of users that still run here.
@@ -96,3 +101,24 @@ class UnitHost:
         if _lib.loaded():
             with contextlib.suppress(TransferQueueError):
                 self.close(join_s=0)
+
+
+def limits(config: Any, storage_unit_size: Any = None) -> tuple[int, int]:
+    """Memory and number of samples that the unit takes at most, 0 for no limit."""
+    if config is None:
+        return 0, _count("storage_unit_size", storage_unit_size)
+    if not hasattr(config, "get"):
+        raise WrongTypeError(f"config: got {type(config).__name__}, want the section backend.SimpleStorage")
+    total, units = _count("total_storage_size", config.get("total_storage_size")), config.get("num_data_storage_units")
+    samples = -(-total // (_count("num_data_storage_units", units) or 1))
+    return _count("memory_limit_bytes", config.get("memory_limit_bytes")), samples
+
+
+def _count(name: str, value: Any) -> int:
+    if value is None:
+        return 0
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidArgumentError(f"{name}: got {value!r}, want null or a whole number of at least 1")
+    return value

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import sys
+import threading
+import time
 import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from transfer_queue._unit import UnitHost
-from transfer_queue.errors import InvalidArgumentError, UnavailableError, WrongTypeError
+from transfer_queue._actor_class import ray_module
+from transfer_queue._unit import UnitHost, limits
+from transfer_queue.errors import TransferQueueError, UnavailableError
 from transfer_queue.utils.zmq_utils import ZMQServerInfo
+
+_AGAIN_S = 0.5
+
+
+def _started_again() -> bool:
+    """Whether Ray runs this actor once more because its process had ended."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return False
+    return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
 class UnitActor:
@@ -37,11 +52,25 @@ class UnitActor:
                 os.environ.setdefault(variable, value)
             if isinstance(config, int) and not isinstance(config, bool):
                 config, storage_unit_size = None, config
-            memory, samples = _limits(config, storage_unit_size)
+            memory, samples = limits(config, storage_unit_size)
             storage = None if isinstance(config, bool) else config
             self._host = UnitHost(name or f"TQ_STORAGE_UNIT_{uuid.uuid4().hex[:8]}", memory, samples, storage=storage)
+            if _started_again():
+                threading.Thread(target=self._join_again, name="tq-join", daemon=True).start()
         except BaseException as error:
             self._failed = error  # an error of the constructor would reach nobody as what it is
+
+    def _join_again(self) -> None:
+        """Take the place of the process before this one, whose end the controller may not know of yet."""
+        from transfer_queue import _ray
+
+        ray = ray_module()
+        while (host := self._host) is not None:
+            with contextlib.suppress(ray.exceptions.RayError, TransferQueueError, ValueError):
+                controller = ray.get_actor(_ray.NAME, namespace=_ray.NAMESPACE)
+                ray.get(controller.join_units.remote([host.address]))
+                return
+            time.sleep(_AGAIN_S)
 
     @property
     def _open(self) -> UnitHost:
@@ -60,24 +89,3 @@ class UnitActor:
         if host is not None:
             self._failed = UnavailableError("the unit was shut down")
             await asyncio.to_thread(host.close)
-
-
-def _limits(config: Any, storage_unit_size: Any) -> tuple[int, int]:
-    """Memory and number of samples that the unit takes at most, 0 for no limit."""
-    if config is None:
-        return 0, _count("storage_unit_size", storage_unit_size)
-    if not hasattr(config, "get"):
-        raise WrongTypeError(f"config: got {type(config).__name__}, want the section backend.SimpleStorage")
-    total, units = _count("total_storage_size", config.get("total_storage_size")), config.get("num_data_storage_units")
-    samples = -(-total // (_count("num_data_storage_units", units) or 1))
-    return _count("memory_limit_bytes", config.get("memory_limit_bytes")), samples
-
-
-def _count(name: str, value: Any) -> int:
-    if value is None:
-        return 0
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidArgumentError(f"{name}: got {value!r}, want null or a whole number of at least 1")
-    return value

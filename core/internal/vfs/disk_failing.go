@@ -13,6 +13,8 @@ type FailingDisk struct {
 	Err error // what it returns
 	// Forever makes every call after the failing one fail too, as when a disk has gone.
 	Forever bool
+	// Before is told of every call that counts, before it is made, without any lock.
+	Before func(call int)
 	// Only limits what counts to calls of this name ("write", "sync", …). Empty: all.
 	Only string
 
@@ -36,13 +38,18 @@ func (f *FailingDisk) Heal() {
 }
 
 func (f *FailingDisk) next(call string) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	if f.Only != "" && f.Only != call {
 		return nil
 	}
+	f.mu.Lock()
 	n := f.calls
 	f.calls++
+	f.mu.Unlock()
+	if f.Before != nil {
+		f.Before(n)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	if n == f.At || f.Forever && n > f.At {
 		f.failed = true
 		return fail(call, "the failing call", f.Err)

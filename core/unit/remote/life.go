@@ -21,6 +21,7 @@ type life struct {
 	// Of the controllers before: the last change, and the highest number of a write or a lease.
 	changed, highest uint64
 	freed            *unit.Freed
+	gone             chan struct{}  // closed when the controller is
 	running          sync.WaitGroup // transformations, and what reads and writes the disk
 	mu               struct {
 		sync.Mutex
@@ -28,6 +29,7 @@ type life struct {
 		leases map[uint64]store.Lease
 		stock  []schema.Stock // of the last inventory
 		count  uint64         // of stats that were taken
+		advice advice
 		ended  bool
 		change uint64 // number of the last change
 	}
@@ -43,7 +45,7 @@ type txn struct {
 }
 
 func newLife(u *unit.Unit, freed *unit.Freed, peer, session uint64) *life {
-	l := &life{unit: u, freed: freed, peer: peer, session: session, last: 1}
+	l := &life{unit: u, freed: freed, peer: peer, session: session, last: 1, gone: make(chan struct{})}
 	l.mu.txns, l.mu.leases = map[uint64]*txn{}, map[uint64]store.Lease{}
 	return l
 }
@@ -53,8 +55,18 @@ var errGone = tqerr.New(tqerr.Cancelled, "the controller is gone")
 // end drops what is staged and leased, unless it is to stay. The contexts of all requests have ended.
 func (l *life) end() {
 	l.mu.Lock()
+	if l.mu.ended {
+		l.mu.Unlock()
+		return
+	}
 	l.mu.ended = true
+	asking := l.mu.advice.standing
+	l.mu.advice.standing = nil
 	l.mu.Unlock()
+	close(l.gone)
+	if asking != nil {
+		asking.fail(errGone)
+	}
 	l.running.Wait()
 	if !l.holds {
 		l.dropAll()
@@ -126,7 +138,9 @@ func (l *life) stats() wire.UnitStats {
 		Cells: st.Cells, Staged: st.Staged, Leases: st.Leases, Staging: st.Staging, Scratch: st.Scratch,
 		Disk: wire.UnitDisk{
 			Cells: n.DiskCells, Physical: n.DiskPhysical, Spilled: n.SpilledBytes, Promoted: n.PromotedBytes,
-			Compacted: n.CompactedBytes, Fallback: n.FallbackCells,
+			Compacted: n.CompactedBytes, Fallback: n.FallbackCells, Logical: n.DiskLogical,
+			MemoryCells: n.MemoryCells, MemoryLogical: n.MemoryLogical, MemoryPhysical: n.MemoryPhysical,
+			WrittenCells: n.WrittenCells, Written: n.WrittenBytes, SpilledCells: n.SpilledCells, PromotedCells: n.PromotedCells,
 		},
 	}
 }
@@ -179,7 +193,11 @@ func (l *life) stage(r *request) (*wire.UnitReply, error) {
 			return nil, err
 		}
 	}
-	staged, err := l.unit.Stage(req.Partition, columns)
+	stage := l.unit.Stage
+	if req.OnDisk {
+		stage = l.unit.StageOnDisk
+	}
+	staged, err := stage(req.Partition, columns)
 	if err != nil {
 		return nil, err
 	}
@@ -227,7 +245,7 @@ func (l *life) commit(r *request) (*wire.UnitReply, error) {
 	ready := t != nil && t.staged != nil && t.users == 0
 	rows := len(samples) // of no columns
 	if ready && len(t.columns) > 0 {
-		rows = t.columns[0].Rows
+		rows = t.columns[0].Samples()
 	}
 	if ready && rows == len(samples) {
 		delete(l.mu.txns, req.Txn)

@@ -29,6 +29,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"transferqueue/core/guard"
 	"transferqueue/core/jobs"
@@ -51,6 +52,7 @@ type Options struct {
 type Server struct {
 	opts        Options
 	incarnation uint64
+	current     atomic.Pointer[life] // the same as mu.life
 	mu          struct {
 		sync.Mutex
 		unit    *unit.Unit
@@ -70,7 +72,10 @@ func NewServer(o Options) (*Server, error) {
 	s := &Server{opts: o, incarnation: rand.Uint64()}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s, s.beginLocked()
+	if err := s.beginLocked(); err != nil {
+		return nil, err
+	}
+	return s, nil
 }
 
 // beginLocked makes an empty unit.
@@ -81,6 +86,7 @@ func (s *Server) beginLocked() error {
 	}
 	s.mu.unit, s.mu.freed = u, &unit.Freed{}
 	u.OnFree(s.mu.freed.Signal)
+	u.Advise(s.advise)
 	return nil
 }
 
@@ -113,6 +119,8 @@ var handlers = map[wire.Op]handler{
 	wire.OpUnitSettle:    (*life).settle,
 	wire.OpUnitInventory: (*life).inventory,
 	wire.OpUnitDiscard:   (*life).discard,
+	wire.OpUnitAdvise:    (*life).advise,
+	wire.OpUnitPiece:     (*life).piece,
 }
 
 // request is one request on its way to its answer.
@@ -208,6 +216,7 @@ func (s *Server) openLocked(peer transport.Peer, r *request) (*life, error) {
 		s.mu.left = nil
 	}
 	s.mu.life = l
+	s.current.Store(l)
 	return l, nil
 }
 
@@ -226,6 +235,7 @@ func (s *Server) Gone(peer transport.Peer) {
 	l.end()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.current.Store(nil)
 	if s.mu.life = nil; l.holds {
 		s.mu.left = l
 	}
