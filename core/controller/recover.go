@@ -597,7 +597,7 @@ func (r *recovering) catchUp(ctx context.Context, u *remote.Unit) error {
 			return err
 		}
 	}
-	return u.Settle(ctx, false)
+	return nil
 }
 
 // clearAgain finishes a clear that the earlier life has begun.
@@ -629,7 +629,8 @@ func (s *Server) await() {
 const leastAwait = 30 * time.Second
 
 // stopAwaiting drops what is kept for clients of the earlier life that have not come in all the time for which they wait for a
-// controller: outcomes, and what they have leased. A client that has come has leases anew, but for results without a copy.
+// controller: outcomes; and what units hold for all of them: what they have leased, and staged without committing it, from
+// where they read it back.
 func (s *Server) stopAwaiting() {
 	timer := time.NewTimer(max(s.opts.RestartWait, leastAwait))
 	defer timer.Stop()

@@ -236,7 +236,7 @@ func whileUnavailable(ctx context.Context, err error) time.Duration {
 
 // own starts controller and units in this process and publishes them.
 func own(ctx context.Context, cfg *Config, p paths, lock *os.File) (_ *Session, err error) {
-	s := &Session{Pool: bufpool.New(), lock: lock, paths: p, final: !cfg.Keep}
+	s := &Session{Pool: bufpool.New(), lock: lock, paths: p, final: !cfg.Keep || cfg.Journal.none()}
 	defer func() {
 		if err != nil {
 			_ = s.Close(time.Second)
