@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -12,12 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from tensordict import TensorDict
 
-from processes import Child, Nursery, until
+from daemons import Daemon
+from processes import Nursery
 from transfer_queue import _calls, _session
-from transfer_queue.__main__ import main
 from transfer_queue._controller_requests import join_units
 from transfer_queue._unit import UnitHost
 
@@ -25,48 +23,11 @@ KILLS = 36
 WIDTHS = (1, 40, 40, 700, 3000)  # int64
 
 
-def _serves(line: Any, config: str, units: int) -> None:
-    options = _session._options
-    _session._options = lambda *args: {**options(*args), "units": units}
-    line.send("starts")
-    raise SystemExit(main(["serve", "--config", config]))
-
-
 def _hosts(line: Any, name: str) -> None:
     host = UnitHost(name)
     line.send(host.address)
     line.recv()
     host.close()
-
-
-class Daemon:
-    """A daemon that is killed and started again.
-
-    Args:
-        nursery: starts its processes.
-        folder: of its journal and its units.
-        durability: of both.
-        units: in its process; -1: none.
-    """
-
-    def __init__(self, nursery: Nursery, folder: Path, durability: str, units: int) -> None:
-        self.nursery, self.units, self.config = nursery, units, folder / "config.yaml"
-        offload = {"enabled": units > 0, "path": str(folder / "disk"), "threshold_bytes": 1, "durability": durability}
-        conf = {
-            "controller": {"journal": {"durability": durability, "path": str(folder / "journal"), "restart_wait_s": 60}},
-            "backend": {"SimpleStorage": {"num_data_storage_units": max(units, 1), "ssd_offload": offload}},
-        }
-        self.config.write_text(yaml.safe_dump(conf))
-        self.child: Child | None = None
-
-    def start(self) -> None:
-        self.child = self.nursery.start(_serves, str(self.config), self.units)
-        self.child.recv()
-
-    def kill(self) -> None:
-        assert self.child is not None
-        self.child.signal(signal.SIGKILL)
-        assert self.child.wait() == -signal.SIGKILL, self.child.text()
 
 
 class Worker(threading.Thread):
@@ -84,7 +45,9 @@ class Worker(threading.Thread):
     def run(self) -> None:
         try:
             while not self.stop.is_set():
-                self.rng.choice([self.put, self.put, self.update, self.update, self.clear, self.tag, self.fetch, self.read])()
+                self.rng.choice(
+                    [self.put, self.put, self.update, self.update, self.clear, self.tag, self.fetch, self.read]
+                )()
                 self.steps += 1
         except BaseException as error:
             self.failure = error
@@ -138,7 +101,8 @@ class Worker(threading.Thread):
         client = self.tq.get_client()
         meta = client.get_meta(["x"], count, partition_id=self.partition, task_name="task", mode="fetch")
         keys = client.kv_retrieve_keys(meta.global_indexes, self.partition)
-        assert len(keys) == count and self.unread.issuperset(keys), f"{keys} of {self.unread}"
+        assert len(keys) == count
+        assert self.unread.issuperset(keys), f"{keys} of {self.unread}"
         self.unread.difference_update(keys)
 
     def read(self) -> None:
@@ -194,18 +158,13 @@ def package(runtime_dir: Path) -> Iterator[Any]:
     transfer_queue.close()
 
 
-def _attach(tq: Any, runtime_dir: Path) -> None:
-    until((runtime_dir / "default.json").exists, "the daemon serves")
-    tq.init({"runtime": "attach", "client": {"timeout_s": 60}})
-
-
 @pytest.mark.parametrize("durability", ["relaxed", "strict"])
 def test_a_daemon_with_a_durable_unit(
     package: Any, nursery: Nursery, runtime_dir: Path, tmp_path: Path, durability: str
 ) -> None:
     daemon = Daemon(nursery, tmp_path, durability, units=1)
     daemon.start()
-    _attach(package, runtime_dir)
+    daemon.attach(package, runtime_dir)
     _work(package, daemon)
 
 
@@ -215,7 +174,7 @@ def test_a_daemon_with_units_in_other_processes(
     hosts = [nursery.start(_hosts, name) for name in ("unit-a", "unit-b")]
     daemon = Daemon(nursery, tmp_path, "relaxed", units=-1)
     daemon.start()
-    _attach(package, runtime_dir)
+    daemon.attach(package, runtime_dir)
     session = _session.current()
     _calls.run(session.handle, join_units([host.recv() for host in hosts], session.timeout_s))
     _work(package, daemon)
