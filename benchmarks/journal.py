@@ -2,10 +2,10 @@
 
     python benchmarks/journal.py [--out journal.json] [--path FOLDER] [--rounds 7]
 
-Each durability has a daemon and a client process of its own. Values are a few bytes and stay in memory, so the journal is
-as large a part of a call as it can be. Figures are medians of rounds: microseconds of a call (its p50), and puts per
-second of four threads of one client. The restart is the time from SIGKILL of the daemon, which is started again at once,
-until it serves; most of it is the start of Python.
+Each durability has a daemon and a client process of its own. Values are a few bytes and stay in memory, so the journal
+is as large a part of a call as it can be. Figures are medians of rounds: microseconds of a call (its p50), and puts per
+second of four threads of one client. The restart is the time from SIGKILL of the daemon, which is started again at
+once, until it serves; most of it is the start of Python.
 """
 
 from __future__ import annotations

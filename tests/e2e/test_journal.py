@@ -204,6 +204,13 @@ class Remembers(BaseSampler):
         picked = ready_indexes[-batch_size:] if self.answers % 2 == 0 else ready_indexes[:batch_size]
         return picked, picked
 
+    def save_checkpoint(self) -> dict[str, Any]:
+        return {**super().save_checkpoint(), "answers": self.answers}
+
+    def load_checkpoint(self, state: dict[str, Any]) -> None:
+        super().load_checkpoint(state)
+        self.answers = state["answers"]
+
 
 def _fetch(client: Any, count: int, **sampling: Any) -> list[int]:
     meta = client.get_meta(["x"], count, partition_id="p", task_name="t", mode="fetch", sampling_config=sampling)
