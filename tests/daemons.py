@@ -30,18 +30,27 @@ class Daemon:
         durability: of both.
         units: in its process; -1: none.
         threshold: bytes from which on values go to disk.
+        listen: address for clients of other hosts.
         controller: more of the configuration of the controller.
     """
 
     def __init__(
-        self, nursery: Nursery, folder: Path, durability: str, units: int = 1, threshold: int = 1, **controller: Any
+        self,
+        nursery: Nursery,
+        folder: Path,
+        durability: str,
+        units: int = 1,
+        threshold: int = 1,
+        listen: str | None = None,
+        **controller: Any,
     ) -> None:
         self.nursery, self.units, self.config = nursery, units, folder / "config.yaml"
         self.journal = folder / "journal" / "transfer_queue_journal" / "default"
         journal = {"durability": durability, "path": str(folder / "journal"), "restart_wait_s": 60}
         offload = {"enabled": units > 0, "path": str(folder / "disk"), "durability": durability}
         storage = {"num_data_storage_units": max(units, 1), "ssd_offload": {**offload, "threshold_bytes": threshold}}
-        conf = {"controller": {"journal": journal, **controller}, "backend": {"SimpleStorage": storage}}
+        conf: dict[str, Any] = {"controller": {"journal": journal, **controller}, "remote": {"listen": listen}}
+        conf["backend"] = {"SimpleStorage": storage}
         self.config.write_text(yaml.safe_dump(conf))
         self.child: Child | None = None
 

@@ -28,6 +28,14 @@ func (s *staging) forgotten(err error) bool {
 	return s != nil && tqerr.CodeOf(err) == tqerr.NotFound && s.c.opts.Redial != nil && s.c.conn() != s.conn && !s.c.remote()
 }
 
+// lostWithServer makes the error for a write whose bytes are gone with the server that had granted memory for them.
+func (c *Client) lostWithServer(conn transport.Conn, err error) error {
+	if tqerr.CodeOf(err) != tqerr.NotFound || c.conn() == conn {
+		return err
+	}
+	return tqerr.New(tqerr.Unavailable, "the session was started anew before the write was committed; nothing was written")
+}
+
 // again does the put anew.
 func (s *staging) again(ctx context.Context, g *wire.PutReply, done func(*Result)) {
 	inputs, release, err := s.c.copyBack(g, s.put, s.inputs)

@@ -42,6 +42,8 @@ type Options struct {
 	Conn transport.Conn
 	// Redial replaces a lost connection to the same session; nil: a lost connection is final.
 	Redial func(ctx context.Context) (transport.Conn, error)
+	// Remembered says that the session knows the outcomes of requests also when it was started again.
+	Remembered bool
 	// Resend repeats a request that has no reply after this time, for networks that lose messages; 0: never.
 	Resend time.Duration
 	Pool   *bufpool.Pool

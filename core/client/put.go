@@ -8,6 +8,7 @@ import (
 	"transferqueue/core/foreign"
 	"transferqueue/core/guard"
 	"transferqueue/core/tqerr"
+	"transferqueue/core/transport"
 	"transferqueue/core/wire"
 )
 
@@ -80,7 +81,8 @@ func (c *Client) putInline(ctx context.Context, req *Request, put *wire.PutReque
 type granted struct {
 	reply   *wire.PutReply
 	err     error
-	staging *staging // nil: the bytes do not lie where this client can read them back
+	conn    transport.Conn // on which it was asked for
+	staging *staging       // nil: the bytes do not lie where this client can read them back
 }
 
 func (c *Client) putStaged(ctx context.Context, req *Request, put *wire.PutRequest, inputs []*foreign.Input, done func(*Result)) error {
@@ -92,7 +94,7 @@ func (c *Client) putStaged(ctx context.Context, req *Request, put *wire.PutReque
 	staging := &staging{c: c, conn: conn, put: put, request: req, begun: begun, inputs: columnsOf(inputs)}
 	grant := make(chan granted, 1)
 	c.begin(ctx, wire.OpPut, body, nil, req.Timeout, false).then("client put", func(reply *wire.Reply, err error) {
-		g := granted{err: err}
+		g := granted{err: err, conn: conn}
 		if err == nil {
 			g.reply = &wire.PutReply{}
 			g.err = wire.Unmarshal(reply.Body, g.reply)
@@ -256,6 +258,7 @@ func (c *Client) finish(ctx context.Context, g granted, timeout time.Duration, d
 			return
 		}
 		if err != nil {
+			err = c.lostWithServer(g.conn, err)
 			guard.Go("client give up", func() { giveUp(err) })
 			return
 		}

@@ -215,7 +215,7 @@ func (c *Client) repeatIn(ctx context.Context, life int, sent bool, req *wire.Re
 				return nil, err
 			}
 			if now := c.life(); now != life {
-				if life = now; sent && req.Sequence != 0 {
+				if life = now; sent && req.Sequence != 0 && !c.opts.Remembered {
 					return nil, errForgotten(err)
 				}
 			}

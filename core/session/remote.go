@@ -38,7 +38,8 @@ func joinRemote(ctx context.Context, cfg *Config) (*Session, error) {
 	}
 	s := &Session{conn: conn, Pool: bufpool.New()}
 	s.Info = Info{Session: config.Session, PID: config.PID, Address: cfg.Address, Host: config.Host, Blob: config.Config}
-	s.Client = client.New(client.Options{Conn: conn, Pool: s.Pool, Redial: r.redial})
+	r.session, r.restart = config.Session, time.Duration(config.RestartMS)*time.Millisecond
+	s.Client = client.New(client.Options{Conn: conn, Pool: s.Pool, Redial: r.redial, Remembered: r.restart > 0})
 	return s, nil
 }
 
@@ -56,6 +57,8 @@ type redialer struct {
 	token   []byte
 	id      uint64
 	life    uint64
+	session string
+	restart time.Duration // how long the session may take to be started again; 0: it will not be
 }
 
 func (r *redialer) dial(ctx context.Context) (transport.Conn, error) {
@@ -83,7 +86,24 @@ func (r *redialer) dialUntil(ctx context.Context) (transport.Conn, error) {
 }
 
 func (r *redialer) redial(ctx context.Context) (transport.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, redialFor)
+	ctx, cancel := context.WithTimeout(ctx, max(redialFor, r.restart))
 	defer cancel()
-	return r.dialUntil(ctx)
+	for {
+		conn, err := r.dialUntil(ctx)
+		if streamer, ok := conn.(transport.Streamer); err != nil || r.restart == 0 || ok && streamer.Resumed() {
+			return conn, err
+		}
+		var config wire.ConfigReply
+		err = configOf(ctx, conn, &config)
+		if err == nil && config.Session == r.session {
+			return conn, nil
+		}
+		_ = conn.Close()
+		if err == nil {
+			return nil, errEnded
+		}
+		if ctx.Err() != nil || tqerr.CodeOf(err) != tqerr.Unavailable {
+			return nil, err
+		}
+	}
 }

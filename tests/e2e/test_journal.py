@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -266,3 +269,38 @@ def test_reconnected_units_keep_their_memory(package: Any, nursery: Nursery, run
     daemon.kill()
     daemon.start()
     assert [unit.state for unit in tq.list_units()] == ["UNAVAILABLE", "ACTIVE"]
+
+
+@pytest.mark.skipif(os.environ.get("TQ_LIBZMQ") == "none", reason="built without libzmq")
+def test_clients_of_other_hosts_carry_on(
+    package: Any, nursery: Nursery, runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    tq, daemon = package, Daemon(nursery, tmp_path, "relaxed", listen=address)
+    daemon.start()
+    until((runtime_dir / "default.json").exists, "the daemon serves")
+    monkeypatch.setenv("TQ_ADDRESS", address)
+    tq.init({"client": {"timeout_s": 60}})
+    tq.kv_batch_put(["a"], "p", _rows(0))
+    total, stop = 0, threading.Event()
+
+    def add() -> int:
+        n = 0
+        while not stop.is_set():
+            tq.kv_batch_update(["a"], "p", _rows(1), "add")
+            n += 1
+        return n
+
+    with ThreadPoolExecutor(2) as pool:
+        adding = [pool.submit(add) for _ in range(2)]
+        for _ in range(5):
+            time.sleep(0.2)
+            daemon.kill()
+            daemon.start()
+        time.sleep(0.5)
+        stop.set()
+        total = sum(done.result(60) for done in adding)
+    assert total > 10
+    assert _values(tq, "a") == [total], "every update has happened once"
