@@ -13,7 +13,7 @@ import (
 
 // image is everything that a server knows at one moment, for a state of the journal.
 type image struct {
-	session  string
+	session  sessionRecord
 	sampler  *samplerRecord
 	memory   memoryRecord
 	units    []unitRecord
@@ -25,7 +25,7 @@ type image struct {
 // imageLocked takes the image. It shares memory with the server, which does not change it.
 func (s *Server) imageLocked(name string, memory []byte) *image {
 	m := &image{
-		session: s.opts.Session, sampler: s.mu.registered, memory: memoryRecord{name, memory}, config: *s.blob.Load(),
+		session: sessionRecord{s.opts.Session, s.opts.Secret}, sampler: s.mu.registered, memory: memoryRecord{name, memory}, config: *s.blob.Load(),
 		catalog: s.mu.cat.Image(), outcomes: map[origin]outcome{},
 	}
 	for _, n := range s.nodes.Load().order {
@@ -65,7 +65,7 @@ func (m *image) write(put func(record []byte) error) error {
 		}
 		return err
 	}
-	if err := emit(recordSession, &sessionRecord{m.session}); err != nil {
+	if err := emit(recordSession, &m.session); err != nil {
 		return err
 	}
 	if m.sampler != nil {

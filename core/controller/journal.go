@@ -28,9 +28,10 @@ type journaling struct {
 		sync.WaitGroup
 		closed bool
 	}
-	opening bool          // what is done is not written down, because a state of all of it will be
-	turning chan struct{} // has an element while nobody makes a turn
-	again   atomic.Int64  // earliest time of the next turn after one that failed, in nanoseconds
+	restored bool          // there was an earlier life
+	opening  bool          // what is done is not written down, because a state of all of it will be
+	turning  chan struct{} // has an element while nobody makes a turn
+	again    atomic.Int64  // earliest time of the next turn after one that failed, in nanoseconds
 }
 
 // outcome is the answer to the latest request of a lane of a client, which may come again.

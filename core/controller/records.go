@@ -34,7 +34,10 @@ const (
 // nobody may ask again.
 type origin struct{ Client, Sequence uint64 }
 
-type sessionRecord struct{ Session string }
+type sessionRecord struct {
+	Session string
+	Secret  []byte // with which clients of the host join
+}
 
 type samplerRecord struct {
 	Name         string

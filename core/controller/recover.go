@@ -37,6 +37,7 @@ func Open(ctx context.Context, o Options) (s *Server, err error) {
 	if err == nil {
 		err = r.ready()
 	}
+	s.journal.restored = found
 	s.number = sessionNumber(s.opts.Session)
 	for _, u := range o.Units {
 		if err == nil {
@@ -70,6 +71,15 @@ func Open(ctx context.Context, o Options) (s *Server, err error) {
 
 // Session is the identity of the session: that of Options, or that of the journal.
 func (s *Server) Session() string { return s.opts.Session }
+
+// Secret is that of Options, or that of the journal.
+func (s *Server) Secret() []byte { return s.opts.Secret }
+
+// Config is the configuration of the session, as it was stored last.
+func (s *Server) Config() []byte { return *s.blob.Load() }
+
+// Restored reports that the session goes on where an earlier life of the controller has ended.
+func (s *Server) Restored() bool { return s.journal != nil && s.journal.restored }
 
 // recovering is an earlier life of a server that is being read.
 type recovering struct {
@@ -108,7 +118,7 @@ func (r *recovering) record(number uint64, record []byte) error {
 	case recordSession:
 		var x sessionRecord
 		err := decodeRecord(record, &x)
-		s.opts.Session = x.Session
+		s.opts.Session, s.opts.Secret = x.Session, x.Secret
 		return err
 	case recordSampler:
 		return r.sampler(record)

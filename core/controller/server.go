@@ -43,6 +43,7 @@ type Options struct {
 	PID         int
 	FS          vfs.FS // of checkpoints; nil: the machine's
 	Session     string // identity
+	Secret      []byte // with which clients of this host join; only kept
 	Host        string
 	Jobs        func() int // calls of Python functions that no thread has taken; nil: none
 	// Journal is where everything that changes is written down, so that it can go on after the controller has died; it belongs

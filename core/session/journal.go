@@ -56,9 +56,13 @@ func (j *Journal) open(namespace string) (*journal.Log, error) {
 	return log, nil
 }
 
-// follower leads a client of this host to the next owner of its session.
+// follower leads a client of this host to the next owner of its session, which is found through the files of the namespace, or
+// at the same socket.
 type follower struct {
 	paths   paths
+	socket  string // "": through the files
+	secret  []byte
+	missing time.Time // since when the socket is not there
 	session string
 	id      uint64
 	wait    time.Duration
@@ -89,11 +93,35 @@ var errEnded error = tqerr.New(tqerr.Unavailable, "the session was closed")
 
 // dial connects to whoever serves the session now.
 func (f *follower) dial(ctx context.Context) (transport.Conn, error) {
+	if f.socket != "" {
+		return f.dialSame(ctx)
+	}
 	r, err := f.current()
 	if err != nil {
 		return nil, err
 	}
 	return local.Dial(ctx, r.Socket, r.Secret, f.id)
+}
+
+// removedFor is how long a socket is missing that an owner has removed which has closed. One that begins replaces it at once.
+const removedFor = time.Second
+
+// dialSame connects to the socket at which the next owner listens.
+func (f *follower) dialSame(ctx context.Context) (transport.Conn, error) {
+	conn, err := local.Dial(ctx, f.socket, f.secret, f.id)
+	if err == nil {
+		f.missing = time.Time{}
+		return conn, nil
+	}
+	switch _, gone := os.Lstat(f.socket); {
+	case !errors.Is(gone, os.ErrNotExist):
+		f.missing = time.Time{}
+	case f.missing.IsZero():
+		f.missing = time.Now()
+	case time.Since(f.missing) > removedFor:
+		return nil, errEnded
+	}
+	return nil, err
 }
 
 // current is where the session is served. A rendezvous file that is gone while nobody holds the lock was removed by an owner

@@ -75,6 +75,8 @@ type Info struct {
 	Host    string `msgpack:"host"` // of the owner
 	Blob    []byte `msgpack:"config"`
 	Address string `msgpack:"address"` // where it listens for other hosts, or was reached
+	// Restored says that the owner goes on with a session whose owner has died or was stopped.
+	Restored bool `msgpack:"restored"`
 }
 
 // Session is this process's part in a session.
@@ -221,6 +223,9 @@ func joinAs(ctx context.Context, socket string, secret []byte, p *paths) (*Sessi
 	if config.RestartMS > 0 && p != nil {
 		f := &follower{paths: *p, session: config.Session, id: id, wait: time.Duration(config.RestartMS) * time.Millisecond}
 		o.Redial, o.Direct = f.redial, f.direct
+	} else if config.RestartMS > 0 && lasts(socket) {
+		f := &follower{socket: socket, secret: secret, session: config.Session, id: id, wait: time.Duration(config.RestartMS) * time.Millisecond}
+		o.Redial = f.redial
 	}
 	s.Client = client.New(o)
 	return s, 0, nil
@@ -267,7 +272,7 @@ func own(ctx context.Context, cfg *Config, p paths, lock *os.File) (_ *Session, 
 		return nil, err
 	}
 	s.server, err = controller.Open(ctx, controller.Options{
-		Journal: written, RestartWait: time.Duration(cfg.Journal.RestartMS) * time.Millisecond,
+		Journal: written, Secret: secret, RestartWait: time.Duration(cfg.Journal.RestartMS) * time.Millisecond,
 		Units: units, Sampler: picks, Python: s.Jobs, SamplerTime: samplerTime, Polling: cfg.Polling, PreAllocate: cfg.PreAllocate,
 		SampleLimit: cfg.SampleLimit, PutWait: time.Duration(cfg.PutWaitMS) * time.Millisecond, Config: cfg.Blob,
 		Version: cfg.Version, PID: os.Getpid(), Session: session, Host: host, Jobs: s.Jobs.Waiting,
@@ -275,13 +280,16 @@ func own(ctx context.Context, cfg *Config, p paths, lock *os.File) (_ *Session, 
 	if err != nil {
 		return nil, err
 	}
-	session = s.server.Session()
+	session, secret = s.server.Session(), s.server.Secret()
 	r := &rendezvous{
 		Format: rendezvousFormat, Protocol: wire.Version, Session: session, PID: os.Getpid(), Secret: secret,
 		Socket: p.prefix + session[:8] + ".sock",
 	}
 	if lock == nil {
 		r.Socket = p.unpublished(session)
+		if written != nil {
+			r.Socket = p.lasting(session)
+		}
 	}
 	if s.socket, err = local.Listen(r.Socket, secret, s.server); err != nil {
 		return nil, err
@@ -298,7 +306,8 @@ func own(ctx context.Context, cfg *Config, p paths, lock *os.File) (_ *Session, 
 	}
 	s.Client = client.New(client.Options{Conn: s.conn, Pool: s.Pool})
 	s.Info = Info{
-		Owner: true, Session: r.Session, PID: r.PID, Socket: r.Socket, Secret: secret, Host: host, Blob: cfg.Blob, Address: s.Info.Address,
+		Owner: true, Session: r.Session, PID: r.PID, Socket: r.Socket, Secret: secret, Host: host, Blob: s.server.Config(), Address: s.Info.Address,
+		Restored: s.server.Restored(),
 	}
 	if lock == nil {
 		return s, nil

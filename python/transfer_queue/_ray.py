@@ -256,6 +256,8 @@ def _created(conf: Any) -> Any:
     place = {"name": NAME, "namespace": NAMESPACE, "scheduling_strategy": here}
     environment = {name: value for name, value in os.environ.items() if name.startswith("TQ_")}
     section = conf["controller"]
+    if (section.get("journal") or {}).get("durability", "none") != "none":
+        place["max_restarts"] = -1  # it goes on from its journal
     try:
         return controller.TransferQueueController.options(**place).remote(
             sampler=section.get("sampler"),

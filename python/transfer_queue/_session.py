@@ -49,6 +49,7 @@ class Session:
         self.pid = os.getpid()
         self.owner: bool = described["owner"]
         self.id: str = described["session"]
+        self.restored: bool = described["restored"]
         self.owner_pid: int = described["pid"]
         self.workers: Workers | None = None
         self.page: _metrics.Page | None = None

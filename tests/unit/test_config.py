@@ -43,6 +43,7 @@ def test_defaults_are_those_of_the_peer_and_ours():
         "sampler_timeout_s": 30,
         "polling_mode": False,
         "zmq_info": None,
+        "journal": {"durability": "none", "path": None, "restart_wait_s": 30},
     }
     assert (conf["runtime"], conf["namespace"], conf["client"]) == (
         "auto",
