@@ -246,7 +246,14 @@ func (s *Server) afterDurable(answer func(error)) {
 		answer(nil)
 		return
 	}
-	if !j.start("controller journal", func() { answer(j.log.Sync(last)) }) {
+	sync := func() {
+		err := j.log.Sync(last)
+		if err != nil {
+			err = tqerr.Wrap(tqerr.CodeOf(err), err, "done, but it may not survive a crash")
+		}
+		answer(err)
+	}
+	if !j.start("controller journal", sync) {
 		answer(errClosed)
 	}
 }

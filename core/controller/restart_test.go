@@ -6,13 +6,16 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"transferqueue/core/client"
 	"transferqueue/core/controller"
@@ -135,13 +138,28 @@ func (s *system) handler(server *controller.Server) transport.Handler {
 }
 
 // openJournal opens a journal that is small, so that states are written often.
-func (s *system) openJournal() *journal.Log {
+func (s *system) openJournal() (*journal.Log, error) {
 	if s.mortal == nil {
-		return nil
+		return nil, nil
 	}
-	l, err := journal.Open(journal.Options{Dir: "/j", Durability: s.setup.journal, AllocateBytes: 4 << 10, FS: s.mortal})
-	require.NoError(s.t, err)
-	return l
+	return journal.Open(journal.Options{Dir: "/j", Durability: s.setup.journal, AllocateBytes: 4 << 10, FS: s.mortal})
+}
+
+// open starts a controller. A failing disk may make it refuse once.
+func (s *system) open() *controller.Server {
+	for {
+		log, err := s.openJournal()
+		var server *controller.Server
+		if err == nil {
+			server, err = controller.Open(s.t.Context(), s.options(log))
+		}
+		if err == nil {
+			return server
+		}
+		require.NotNil(s.t, s.setup.failing, err)
+		require.Equal(s.t, tqerr.IO, tqerr.CodeOf(err), err)
+		s.setup.failing.Heal()
+	}
 }
 
 // restart replaces the controller by another process: its connections are gone, and the next one knows what is on the disk.
@@ -164,8 +182,7 @@ func (s *system) restart() {
 			s.addUnit(i)
 		}
 	}
-	server, err := controller.Open(s.t.Context(), s.options(s.openJournal()))
-	require.NoError(s.t, err)
+	server := s.open()
 	require.NoError(s.t, server.Verify())
 	net := memnet.New(2, s.handler(server))
 	s.mu.Lock()
@@ -294,4 +311,56 @@ func TestRandomOperationsWithRestarts(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Whatever call of the journal fails, a request that was answered has happened, one that was refused has not, and the next
+// controller knows both.
+func TestEveryCallOfTheJournalCanFail(t *testing.T) {
+	calls := 0
+	for at, more := 0, true; more; at++ {
+		calls = at
+		failing := &vfs.FailingDisk{At: -1, Err: []error{unix.EIO, unix.ENOSPC}[at%2]}
+		within(t, setup{units: 2, remote: true, journal: journal.Relaxed, failing: failing}, func(t *testing.T, s *system) {
+			u, model := s.user(following), map[string]int64{}
+			failing.In(at)
+			did := func(err error) bool {
+				if err != nil {
+					require.Equal(t, tqerr.IO, tqerr.CodeOf(err), "call %d: %v", at, err)
+				}
+				return err == nil
+			}
+			for n := range int64(30) {
+				key := fmt.Sprintf("k%d", n%7)
+				switch {
+				case n%5 == 4:
+					if did(u.try(wire.OpClear, &wire.ClearRequest{Partition: "p", Keys: []string{key}}, nil)) {
+						delete(model, key)
+					}
+				case n%5 == 3 && model[key] != 0:
+					if _, err := u.tryPut(s.add(narrow, []string{key}, 100)); did(err) {
+						model[key] += 100
+					}
+				default: // with tags that make the journal grow
+					put := s.rows(narrow, []string{key}, n+1)
+					put.Tags = wire.List{append([]byte{0x81, 0xa1, 't', 0xc5, 0x04, 0x00}, make([]byte, 1<<10)...)}
+					if _, err := u.tryPut(put); did(err) {
+						model[key] = n + 1
+					}
+				}
+				if n == 20 {
+					s.restart()
+				}
+			}
+			more = failing.Failed()
+			failing.Heal()
+			s.setup.failing = nil
+			s.restart()
+			require.ElementsMatch(t, slices.Collect(maps.Keys(model)), u.keys(), "call %d", at)
+			for key, value := range model {
+				require.Equal(t, []int64{value}, u.values(key), "call %d", at)
+			}
+			time.Sleep(2 * time.Minute)
+		})
+	}
+	require.Greater(t, calls, 50)
 }

@@ -47,6 +47,7 @@ type setup struct {
 	disk    *unit.Disk             // of each unit; its folder is chosen by start
 	diskFor func(i int) *unit.Disk // instead, of one unit
 	journal journal.Durability     // 0: none
+	failing *vfs.FailingDisk       // where the journal lies; nil: on one that does not fail
 	durable bool                   // units in the process of the controller keep everything on the disk of its journal
 }
 
@@ -96,6 +97,9 @@ func start(t *testing.T, o setup) *system {
 	s.jobs = jobs.New(s.pool)
 	if s.setup = o; o.journal != 0 {
 		s.mortal = newMortal(vfs.NewMem(0))
+		if o.failing != nil {
+			o.failing.Disk, s.mortal.Disk = s.mortal.mem, o.failing
+		}
 	}
 	if o.durable {
 		s.folder = t.TempDir()
@@ -114,9 +118,7 @@ func start(t *testing.T, o setup) *system {
 		o.sampler = sampler.Sequential{}
 	}
 	s.setup.sampler = o.sampler
-	server, err := controller.Open(t.Context(), s.options(s.openJournal()))
-	require.NoError(t, err)
-	s.server = server
+	s.server = s.open()
 	s.net = memnet.New(1, s.handler(s.server))
 	s.joinHosts()
 	return s

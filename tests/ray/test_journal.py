@@ -43,12 +43,10 @@ def test_a_controller_is_killed(tq: Any, conf: dict[str, Any]) -> None:
     try:
         owner = _session.current().owner_pid
         for _ in range(2):
-            before = len(added)
-            until(lambda: len(added) > before + 10, "updates happen")
+            _go_on(added)
             os.kill(owner, signal.SIGKILL)
-            killed = len(added)
-            until(lambda: len(added) > killed + 10, "updates go on", 60)
-            owner = _owner(tq)
+            _go_on(added)
+            owner = _owner()
     finally:
         stop.set()
         adding.join(60)
@@ -59,10 +57,14 @@ def test_a_controller_is_killed(tq: Any, conf: dict[str, Any]) -> None:
     assert list(folder.iterdir())
 
 
-def _owner(tq: Any) -> int:
+def _go_on(added: list[int]) -> None:
+    before = len(added)
+    until(lambda: len(added) > before + 10, "updates happen", 60)
+
+
+def _owner() -> int:
     """The process of the controller."""
     import ray
-
     from transfer_queue import _ray
 
     handle = ray.get_actor(_ray.NAME, namespace=_ray.NAMESPACE)
