@@ -176,6 +176,9 @@ func (s *system) restart() {
 	s.mu.Unlock()
 	dead, units := s.mortal, s.units
 	s.mortal = newMortal(dead.left)
+	if s.setup.failing != nil {
+		s.setup.failing.Disk, s.mortal.Disk = s.mortal.mem, s.setup.failing
+	}
 	if len(s.hosts) == 0 {
 		s.units, s.inside = nil, nil
 		for i := range units {

@@ -2,7 +2,6 @@ package journal
 
 import (
 	"bytes"
-	"errors"
 	"slices"
 	"strings"
 
@@ -79,7 +78,11 @@ func (r *recovery) read(name string, kind uint16, number uint32) (h header, data
 	if err != nil {
 		return h, nil, l.failed(err, "open "+name)
 	}
-	defer func() { err = errors.Join(err, f.Close()) }()
+	defer func() {
+		if closed := f.Close(); closed != nil && err == nil {
+			err = l.failed(closed, "close "+name)
+		}
+	}()
 	size, err := f.Size()
 	if err == nil {
 		data = make([]byte, size)
