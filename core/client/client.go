@@ -33,6 +33,8 @@ const (
 	answerGrace = 300 * time.Millisecond
 	// settleTime is how long a client then waits to hear what became of a request.
 	settleTime = 500 * time.Millisecond
+	// lostTogether is how long after a direct connection the common one may show that the server is gone.
+	lostTogether = time.Second
 )
 
 // Options configure a client.
@@ -40,6 +42,8 @@ type Options struct {
 	Conn transport.Conn
 	// Redial replaces a lost connection to the same session; nil: a lost connection is final.
 	Redial func(ctx context.Context) (transport.Conn, error)
+	// Remembered says that the session knows the outcomes of requests also when it was started again.
+	Remembered bool
 	// Resend repeats a request that has no reply after this time, for networks that lose messages; 0: never.
 	Resend time.Duration
 	Pool   *bufpool.Pool
@@ -139,7 +143,8 @@ type Started struct {
 	// Cancel ends the request early. It may be called at any time.
 	Cancel func()
 	// FD, when Advance is not nil, is what the caller waits for until it is readable; then he calls Advance, which reports
-	// whether the request has come to its end. It must be called until then, also after Cancel.
+	// whether the request needs it no more: it has come to its end, or goes on by itself. It must be called until then, also
+	// after Cancel.
 	FD      int
 	Advance func() bool
 }

@@ -59,10 +59,9 @@ func (s *Server) join(ctx context.Context, at *wire.UnitAddress) error {
 	if err != nil {
 		return tqerr.Wrap(tqerr.CodeOf(err), err, "unit %q", at.Name)
 	}
-	number := uint32(len(s.nodes.Load().byID))
 	u, err := remote.Open(ctx, conn, remote.Address{
-		ID: number, Name: at.Name, Host: at.Host, Socket: at.Socket, Secret: at.Secret, Address: at.Address, Machine: s.machineOf(at),
-		Session: s.number, Keep: keeps(old),
+		ID: s.nextUnit(), Name: at.Name, Host: at.Host, Socket: at.Socket, Secret: at.Secret, Address: at.Address, Key: at.Key,
+		Machine: s.machineOf(at), Session: s.number, Keep: keeps(old), Hold: s.journal != nil,
 	})
 	if err != nil {
 		return err

@@ -73,7 +73,7 @@ func (c *call) foundInPieces(ctx context.Context, req *wire.GetRequest, full err
 	plain := *req
 	plain.Views, plain.Inline = false, -1
 	r := &read{s: c.s, later: true}
-	if err := r.begin(&plain); err != nil {
+	if err := r.begin(&plain, c.remote, c.machine()); err != nil {
 		return nil, err
 	}
 	err := r.wait(ctx, req.Partition)
