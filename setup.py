@@ -24,8 +24,8 @@ NOTICES = "transfer_queue/_core_licenses.txt"
 TAGS = "netgo,osusergo"
 EXPORTS = ROOT / "build" / "exports.map"
 
-# Packages that run when a process starts or connects: without inlining they take a twelfth less of the library.
-COLD = ("crypto/...", "encoding/json", "encoding/asn1", "encoding/pem", "encoding/base64", "math/big", "net", "vendor/...")
+# Packages that run when a process starts or connects, or call the system: without inlining the wheel is 4 % smaller.
+COLD = ("crypto/...", "encoding/json", "encoding/asn1", "encoding/pem", "math/big", "net", "vendor/...")
 
 # Where the installers of go.dev put Go, which a login shell often has in PATH and a build started by a tool does not.
 GO_FOLDERS = ("/usr/local/go/bin",)
@@ -116,7 +116,7 @@ def link_flags() -> str:
 
 def build_core() -> Path:
     """Builds the library, or finds it up to date, and returns where it lies."""
-    folder = OUT / "core"
+    folder = OUT / "core" / os.environ.get("GOARCH", "")  # a build for others is not in the way of that for here
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / "_core.so"
     env = {**os.environ, "CGO_ENABLED": "1", "GOWORK": "off"}

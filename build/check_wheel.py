@@ -1,7 +1,7 @@
 """Checks a wheel that was built for other machines: ``python build/check_wheel.py WHEEL...``.
 
-Its library needs nothing but libc, no newer one than the tag says, shows the functions of ``capi/tq.h`` and nothing else,
-is for the machine of the tag and names no folder to look for others; and the wheel is not larger than LIMIT_BYTES.
+Its library needs nothing but libc, no newer one than the tag says, shows the functions of ``capi/tq.h`` and nothing
+else, is for the machine of the tag and names no folder to look for others; and the wheel is at most LIMIT_BYTES large.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def faults_of_library(library: Path, tag: str) -> list[str]:
     if shown != exports():
         faults.append(f"shows {sorted(shown - exports())}, lacks {sorted(exports() - shown)}")
     versions = re.findall(r"GLIBC_(\d+)\.(\d+)", output("readelf", "-VW", library))
-    newest = max((int(major), int(minor)) for major, minor in versions)
+    newest = max(((int(major), int(minor)) for major, minor in versions), default=(0, 0))
     if newest > (int(match[1]), int(match[2])):
         faults.append(f"needs glibc {newest[0]}.{newest[1]}")
     if MACHINES.get(match[3], match[3]) not in output("readelf", "-hW", library):

@@ -124,18 +124,8 @@ def compile_all(source: Path, cc: str, cxx: str, ar: str) -> Path:
     def one(name: str) -> str:
         compiler = [*cc.split(), "-std=gnu99"] if name.endswith(".c") else [*cxx.split(), "-std=gnu++11"]
         output = Path(name).with_suffix(".o").name
-        command = [
-            *compiler,
-            OPTIMIZE.get(name, OPTIMIZE["*"]),
-            *FLAGS,
-            "-I../include",
-            "-I.",
-            "-c",
-            name,
-            "-o",
-            output,
-        ]
-        subprocess.run(command, cwd=src, check=True)
+        flags = [OPTIMIZE.get(name, OPTIMIZE["*"]), *FLAGS, "-I../include", "-I."]
+        subprocess.run([*compiler, *flags, "-c", name, "-o", output], cwd=src, check=True)
         return output
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:

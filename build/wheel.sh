@@ -74,7 +74,7 @@ PYTHON
     said=$(cd / && env -i PATH="$venv/bin" HOME="$SCRATCH" TQ_RUNTIME_DIR="$SCRATCH/$version" "$venv/bin/python" - <<PYTHON
 import shutil
 assert not [name for name in ("go", "gcc", "cc", "g++") if shutil.which(name)]
-$(sed -n '/^```python$/,/^```$/{/^```/d;p}' README.md)
+$(sed -n '/^```python$/,/^```$/{/^```/d;p}' "$ROOT/README.md")
 PYTHON
     )
     rm -rf "$venv"

@@ -45,6 +45,8 @@ type Options struct {
 	Pool   *bufpool.Pool
 	// Machine is where this client is; units of the same one are tried by their sockets.
 	Machine string
+	// Inline is the InlineLimit of connections on which messages are dear; 0: InlineLimit.
+	Inline int64
 	// Direct opens a connection for single requests of callers that wait; nil: there is only Conn.
 	Direct func(ctx context.Context) (Direct, error)
 }
@@ -178,7 +180,12 @@ func (c *Client) Start(req *Request, done func(*Result)) (Started, error) {
 		started.Cancel = cancel
 		return started, nil
 	}
-	sent := c.begin(ctx, req.Op, req.Body, nil, req.Timeout, req.Waits)
+	body, err := c.bounded(req)
+	if err != nil {
+		cancel()
+		return Started{}, err
+	}
+	sent := c.begin(ctx, req.Op, body, nil, req.Timeout, req.Waits)
 	var started Started
 	if req.Op == wire.OpGet {
 		begun := time.Now()
@@ -199,4 +206,24 @@ func plainResult(reply *wire.Reply, err error) *Result {
 		return &Result{Err: err}
 	}
 	return &Result{Body: reply.Body}
+}
+
+func (c *Client) inlineLimit() int64 {
+	if c.opts.Inline > 0 {
+		return c.opts.Inline
+	}
+	return InlineLimit
+}
+
+// bounded is the body of a request whose reply brings no more payload than the connection is good for.
+func (c *Client) bounded(req *Request) ([]byte, error) {
+	if c.opts.Inline == 0 || req.Op != wire.OpGet {
+		return req.Body, nil
+	}
+	var get wire.GetRequest
+	if err := wire.Unmarshal(req.Body, &get); err != nil {
+		return nil, err
+	}
+	get.Inline = min(get.Inline, c.opts.Inline)
+	return wire.Marshal(&get)
 }

@@ -54,7 +54,7 @@ func (c *Client) startPut(ctx context.Context, req *Request, done func(*Result))
 	if err := dedup(put, body.Dedup, inputs); err != nil {
 		return Started{}, err
 	}
-	if total := foreign.TotalBytes(inputs); total <= InlineLimit {
+	if total := foreign.TotalBytes(inputs); total <= c.inlineLimit() {
 		return c.putInline(ctx, req, put, inputs, total, done)
 	}
 	return Started{}, c.putStaged(ctx, req, put, inputs, done)

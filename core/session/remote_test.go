@@ -147,22 +147,28 @@ func (w *writer) clear(keys ...string) error {
 
 const (
 	narrow = 4        // elements of a row that travels in the message
+	medium = 1 << 10  // that travels in the message unless it is encrypted
 	wide   = 40 << 10 // elements of a row that travels on a stream
 )
 
 func TestDataCrossesTCP(t *testing.T) {
-	for name, elsewhere := range map[string]bool{"units here": false, "units elsewhere": true} {
+	for name, elsewhere := range map[string]bool{"units here": false, "units elsewhere": true, "encrypted": false} {
 		t.Run(name, func(t *testing.T) {
 			checkRemote(t)
 			cfg := config(t)
-			here := ownerOver(t, listening(cfg), elsewhere)
-			there := open(t, reaching(cfg, here.Info.Address))
+			at := listening(cfg)
+			if name == "encrypted" {
+				at.Security, at.KeyFile = "curve", filepath.Join(t.TempDir(), "key")
+			}
+			here := ownerOver(t, at, elsewhere)
+			given := zmq.Credentials{Token: token, Key: here.Info.Key}
+			there := open(t, in(reaching(cfg, here.Info.Address), func(c *session.Config) { c.Token = given.Text() }))
 			require.Equal(t, here.Info.Session, there.Info.Session)
 			require.Equal(t, here.Info.PID, there.Info.PID)
 			require.Equal(t, []byte("settings"), there.Info.Blob)
 			a := &writer{there, foreigntest.New(t, 300<<20)}
 			b := &writer{here, foreigntest.New(t, 8<<20)}
-			for _, width := range []int{narrow, wide, 5 << 20} {
+			for _, width := range []int{narrow, medium, wide, 5 << 20} {
 				require.NoError(t, a.put(putBody{Keys: wire.Strings{"a", "b", "c"}}, width, 1, 2, 3))
 				require.NoError(t, a.put(putBody{Keys: wire.Strings{"b"}, Update: true, Merge: "add"}, width, 40))
 				for _, w := range []*writer{a, b} {

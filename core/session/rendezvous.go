@@ -114,7 +114,7 @@ func (p paths) read() (*rendezvous, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer file.Close()
+	defer func() { _ = file.Close() }() // it was only read
 	data, err := io.ReadAll(io.LimitReader(file, maxRendezvous))
 	if err != nil {
 		return nil, err

@@ -112,7 +112,7 @@ func readServerKey(path string) ([]byte, error) {
 	if err != nil {
 		return nil, tqerr.Wrap(tqerr.IO, err, "key file %s", path)
 	}
-	defer file.Close()
+	defer func() { _ = file.Close() }() // it was only read
 	info, err := file.Stat()
 	if err == nil && info.Mode().Perm()&0o077 != 0 {
 		return nil, tqerr.New(tqerr.InvalidState, "key file %s can be read by others, want mode 600", path)

@@ -18,7 +18,6 @@ import pytest
 pytestmark = pytest.mark.timeout(300)  # a build with cold caches, three environments
 
 VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
-LIMIT_BYTES = 4 << 20
 
 LOAD = """
 import ctypes, importlib.metadata, importlib.util, pathlib, shutil
@@ -136,8 +135,34 @@ def test_holds_the_package_and_nothing_else(wheel: Path, source: Path) -> None:
     assert not [name for name in names if name.endswith((".go", ".h", ".c", ".pyc"))]
 
 
-def test_size(wheel: Path) -> None:
-    assert wheel.stat().st_size < LIMIT_BYTES
+def test_passes_the_check_of_wheels_that_are_given_away(wheel: Path, root: Path) -> None:
+    command = [sys.executable, root / "build" / "check_wheel.py", wheel]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (checked.returncode, checked.stderr) == (0, "")
+    assert checked.stdout.startswith(wheel.name)
+
+
+def test_that_check_names_what_is_wrong(wheel: Path, root: Path, tmp_path: Path) -> None:
+    library = tmp_path / "transfer_queue" / "_core.so"
+    library.parent.mkdir()
+    source = 'extern "C" int other() { return 0; }'
+    flags = ["-shared", "-fPIC", "-Wl,--no-as-needed", "-Wl,-rpath,/elsewhere", "-x", "c++", "-", "-o", library]
+    subprocess.run(["g++", *flags], input=source, text=True, check=True)
+    foreign = tmp_path / "transferqueue-1-cp311-cp311-manylinux_2_17_aarch64.whl"
+    with zipfile.ZipFile(foreign, "w") as archive:
+        archive.write(library, "transfer_queue/_core.so")
+        archive.writestr("ballast", bytes(5 << 20))
+    renamed = tmp_path / re.sub(r"manylinux_\d+_\d+_\w+$", "manylinux_2_5_aarch64", wheel.stem)
+    renamed = renamed.with_name(renamed.name + ".whl")
+    shutil.copy(wheel, renamed)
+    command = [sys.executable, root / "build" / "check_wheel.py", foreign, renamed]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert checked.returncode == 1
+    for fault in ("needs glibc 2.", "is not for aarch64"):
+        assert f"{renamed.name}: {fault}" in checked.stderr
+    faults = ("is for cp311-cp311", "has 5,", "needs libstdc++.so.6", "has a search path", "shows ['other'], lacks [")
+    for fault in faults:
+        assert f"{foreign.name}: {fault}" in checked.stderr
 
 
 def test_metadata(wheel: Path, root: Path) -> None:
