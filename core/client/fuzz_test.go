@@ -112,7 +112,7 @@ func FuzzCheckGrant(f *testing.F) {
 		}
 		o := &outgoing{}
 		for i := range reply.Parts {
-			o.pieces = appendPieces(o.pieces, &reply.Parts[i], inputs)
+			o.pieces = appendPieces(o.pieces, &reply, i, inputs)
 		}
 		require.Equal(t, int64(48), o.left())
 	})

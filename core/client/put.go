@@ -23,6 +23,7 @@ type putBody struct {
 	Merge     string
 	Callable  []byte
 	Last      bool
+	Dedup     wire.Strings // fields whose equal rows are stored once
 }
 
 // grantPatience is how long Start waits for unit memory on the caller's thread. When the unit is full the bytes are copied
@@ -50,6 +51,9 @@ func (c *Client) startPut(ctx context.Context, req *Request, done func(*Result))
 		inputs[i] = in
 		put.Columns = append(put.Columns, wire.Column(in.Column))
 	}
+	if err := dedup(put, body.Dedup, inputs); err != nil {
+		return Started{}, err
+	}
 	if total := foreign.TotalBytes(inputs); total <= InlineLimit {
 		return c.putInline(ctx, req, put, inputs, total, done)
 	}
@@ -74,6 +78,7 @@ func (c *Client) putInline(ctx context.Context, req *Request, put *wire.PutReque
 
 // granted is what the first request of a staged put brings.
 type granted struct {
+	put   *wire.PutRequest
 	reply *wire.PutReply
 	err   error
 }
@@ -86,7 +91,7 @@ func (c *Client) putStaged(ctx context.Context, req *Request, put *wire.PutReque
 	begun := time.Now()
 	grant := make(chan granted, 1)
 	c.begin(ctx, wire.OpPut, body, nil, req.Timeout, false).then("client put", func(reply *wire.Reply, err error) {
-		g := granted{err: err}
+		g := granted{put: put, err: err}
 		if err == nil {
 			g.reply = &wire.PutReply{}
 			if g.err = wire.Unmarshal(reply.Body, g.reply); g.err == nil {
@@ -104,18 +109,18 @@ func (c *Client) putStaged(ctx context.Context, req *Request, put *wire.PutReque
 			return nil
 		}
 		if g.err == nil {
-			g.err = c.fill(ctx, g.reply.Parts, inputs)
+			g.err = c.fill(ctx, g.reply, allParts(g.reply), inputs)
 		}
 		c.finish(ctx, g, remaining(req.Timeout, begun), done)
 		return nil
 	case <-timer.C:
 	}
-	aside, release, err := c.copyAside(inputs)
+	aside, release, err := c.copyAside(put, inputs)
 	guard.Go("client put", func() {
 		defer release()
 		g := <-grant
 		if err != nil {
-			c.finish(ctx, granted{g.reply, err}, 0, func(*Result) {})
+			c.finish(ctx, granted{reply: g.reply, err: err}, 0, func(*Result) {})
 			return
 		}
 		if g.err == nil {
@@ -135,7 +140,7 @@ func remaining(timeout time.Duration, begun time.Time) time.Duration {
 }
 
 // copyAside copies the inputs into memory of our own, which release gives back, also after an error.
-func (c *Client) copyAside(inputs []*foreign.Input) (out []*foreign.Input, release func(), err error) {
+func (c *Client) copyAside(put *wire.PutRequest, inputs []*foreign.Input) (out []*foreign.Input, release func(), err error) {
 	out = make([]*foreign.Input, len(inputs))
 	var buffers [][]byte
 	release = func() {
@@ -146,6 +151,10 @@ func (c *Client) copyAside(inputs []*foreign.Input) (out []*foreign.Input, relea
 	for i, in := range inputs {
 		out[i] = foreign.Packed(in.Column, nil)
 		size := in.Column.Bytes()
+		first := sharedRows(put, i)
+		if first != nil {
+			size = in.StoredBytes(first)
+		}
 		if size == 0 {
 			continue
 		}
@@ -154,17 +163,22 @@ func (c *Client) copyAside(inputs []*foreign.Input) (out []*foreign.Input, relea
 			return nil, release, err
 		}
 		buffers = append(buffers, buffer)
+		if first != nil {
+			out[i] = in.Once(first, buffer)
+			continue
+		}
 		in.CopyRows(buffer, 0, in.Column.Rows)
 		out[i] = foreign.Packed(in.Column, buffer)
 	}
 	return out, release, nil
 }
 
-// fill copies the rows into granted blocks of memory that is mapped here.
-func (c *Client) fill(ctx context.Context, parts []wire.Part, inputs []*foreign.Input) error {
+// fill copies the rows of some parts into granted blocks, whose memory is mapped here.
+func (c *Client) fill(ctx context.Context, g *wire.PutReply, parts []int, inputs []*foreign.Input) error {
 	c.segments.using.RLock()
 	defer c.segments.using.RUnlock()
-	for _, part := range parts {
+	for _, i := range parts {
+		part := &g.Parts[i]
 		for k, b := range part.Blocks {
 			if b.Size == 0 {
 				continue
@@ -174,7 +188,7 @@ func (c *Client) fill(ctx context.Context, parts []wire.Part, inputs []*foreign.
 				err = checkBlock(m, b)
 			}
 			if err == nil {
-				err = fillBlock(m, b, inputs[k], part.Rows)
+				err = fillBlock(m, b, inputs[k], g.RowsOf(i, k))
 			}
 			if err != nil {
 				return err
@@ -182,6 +196,14 @@ func (c *Client) fill(ctx context.Context, parts []wire.Part, inputs []*foreign.
 		}
 	}
 	return nil
+}
+
+func allParts(g *wire.PutReply) []int {
+	out := make([]int, len(g.Parts))
+	for i := range out {
+		out[i] = i
+	}
+	return out
 }
 
 func fillBlock(m *arena.Mapping, b wire.Block, in *foreign.Input, rows wire.Ints) error {

@@ -64,23 +64,21 @@ func checkGrant(g *wire.PutReply, inputs []*foreign.Input) error {
 	granted := 0
 	for i := range g.Parts {
 		p := &g.Parts[i]
-		if len(p.Rows)%2 != 0 || len(p.Blocks) != len(inputs) {
+		if len(p.Blocks) != len(inputs) {
 			return badReply("unit %d grants %d blocks for %d columns", p.Unit, len(p.Blocks), len(inputs))
 		}
-		sizes := make([]int64, len(inputs))
-		for r := 0; r < len(p.Rows); r += 2 {
-			from, to := p.Rows[r], p.Rows[r+1]
-			if from < 0 || to < from || to > int64(rows) {
-				return badReply("unit %d grants rows %d to %d of %d", p.Unit, from, to, rows)
-			}
-			granted += int(to - from)
-			for k, in := range inputs {
-				sizes[k] += in.Size(int(from), int(to))
-			}
+		n, _, err := grantedRows(p.Unit, p.Rows, rows, nil)
+		if err != nil {
+			return err
 		}
+		granted += n
 		for k, b := range p.Blocks {
-			if b.Size != sizes[k] || b.Offset < 0 {
-				return badReply("unit %d grants %d bytes for %d of field %q", p.Unit, b.Size, sizes[k], inputs[k].Column.Field)
+			_, size, err := grantedRows(p.Unit, g.RowsOf(i, k), rows, inputs[k])
+			if err != nil {
+				return err
+			}
+			if b.Size != size || b.Offset < 0 {
+				return badReply("unit %d grants %d bytes for %d of field %q", p.Unit, b.Size, size, inputs[k].Column.Field)
 			}
 		}
 	}
@@ -88,6 +86,24 @@ func checkGrant(g *wire.PutReply, inputs []*foreign.Input) error {
 		return badReply("%d rows are granted of %d", granted, rows)
 	}
 	return nil
+}
+
+// grantedRows counts rows that are granted as pairs, and their bytes in a column.
+func grantedRows(unit uint32, pairs wire.Ints, rows int, in *foreign.Input) (n int, size int64, err error) {
+	if len(pairs)%2 != 0 {
+		return 0, 0, badReply("unit %d grants half a pair of rows", unit)
+	}
+	for r := 0; r < len(pairs); r += 2 {
+		from, to := pairs[r], pairs[r+1]
+		if from < 0 || to < from || to > int64(rows) {
+			return 0, 0, badReply("unit %d grants rows %d to %d of %d", unit, from, to, rows)
+		}
+		n += int(to - from)
+		if in != nil {
+			size += in.Size(int(from), int(to))
+		}
+	}
+	return n, size, nil
 }
 
 // checkBlock makes sure that a block lies in its segment.

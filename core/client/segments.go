@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"transferqueue/core/arena"
+	"transferqueue/core/guard"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/wire"
 )
@@ -21,6 +22,8 @@ type segments struct {
 		sync.Mutex
 		byKey  map[segmentKey]*arena.Mapping
 		views  map[*memory]*arena.Mapping
+		parted map[*arena.Mapping]struct{} // of units that are gone, and viewed; see forget.go
+		newest uint32                      // the highest number of a unit that was mapped
 		closed bool
 	}
 }
@@ -30,6 +33,7 @@ type segmentKey struct{ unit, segment uint32 }
 func (s *segments) init() {
 	s.mu.byKey = map[segmentKey]*arena.Mapping{}
 	s.mu.views = map[*memory]*arena.Mapping{}
+	s.mu.parted = map[*arena.Mapping]struct{}{}
 }
 
 // close unmaps everything but what results view. Those keep what they show: the server may reuse the memory behind them as
@@ -80,8 +84,10 @@ func (s *segments) endView(m *arena.Mapping, finish func()) {
 	finish()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.mu.closed {
-		_ = m.Close() // the last view succeeds
+	if _, parted := s.mu.parted[m]; s.mu.closed || parted {
+		if m.Close() == nil { // the last view succeeds
+			delete(s.mu.parted, m)
+		}
 	}
 }
 
@@ -112,6 +118,10 @@ func (c *Client) mapping(ctx context.Context, unit, segment uint32) (*arena.Mapp
 		return m, nil
 	}
 	s.mu.byKey[key] = fresh
+	if unit > s.mu.newest {
+		s.mu.newest = unit
+		guard.Go("client segments", c.forgetGone) // it may be there in the place of another
+	}
 	return fresh, nil
 }
 
@@ -151,6 +161,9 @@ func (c *Client) Descriptors() []int {
 		return out
 	}
 	for _, m := range s.mu.byKey {
+		out = append(out, m.Descriptor())
+	}
+	for m := range s.mu.parted {
 		out = append(out, m.Descriptor())
 	}
 	return out

@@ -55,33 +55,34 @@ type outgoing struct {
 
 // delivery is what has to be done with the bytes of a put.
 type delivery struct {
-	mapped []wire.Part // to be copied
+	mapped []int // parts to be copied
 	sends  []*outgoing
 }
 
 // plan decides how the bytes of a put go to their units. They are numbered in the order of the granted blocks.
 func (c *Client) plan(ctx context.Context, g *wire.PutReply, inputs []*foreign.Input) (*delivery, error) {
 	d := &delivery{}
-	for _, part := range g.Parts {
-		t, mapped, err := c.targetOf(ctx, part.Unit, g.Grants, g.Txn)
+	for i := range g.Parts {
+		t, mapped, err := c.targetOf(ctx, g.Parts[i].Unit, g.Grants, g.Txn)
 		if err != nil {
 			return nil, err
 		}
 		if mapped {
-			d.mapped = append(d.mapped, part)
+			d.mapped = append(d.mapped, i)
 			continue
 		}
 		o := d.to(t)
-		o.pieces = appendPieces(o.pieces, &part, inputs)
+		o.pieces = appendPieces(o.pieces, g, i, inputs)
 	}
 	return d, nil
 }
 
 // appendPieces lists the bytes of a part in the order of its blocks.
-func appendPieces(pieces [][]byte, part *wire.Part, inputs []*foreign.Input) [][]byte {
-	for k := range part.Blocks {
-		for r := 0; r+1 < len(part.Rows); r += 2 {
-			for piece := range inputs[k].Pieces(int(part.Rows[r]), int(part.Rows[r+1])) {
+func appendPieces(pieces [][]byte, g *wire.PutReply, part int, inputs []*foreign.Input) [][]byte {
+	for k := range g.Parts[part].Blocks {
+		rows := g.RowsOf(part, k)
+		for r := 0; r+1 < len(rows); r += 2 {
+			for piece := range inputs[k].Pieces(int(rows[r]), int(rows[r+1])) {
 				if len(piece) > 0 {
 					pieces = append(pieces, piece)
 				}
@@ -183,7 +184,7 @@ func (c *Client) deliver(ctx context.Context, req *Request, begun time.Time, g g
 	short, cancel := context.WithTimeout(ctx, patience)
 	d, err := c.plan(short, g.reply, inputs)
 	if err == nil {
-		if err = c.fill(short, d.mapped, inputs); err != nil {
+		if err = c.fill(short, g.reply, d.mapped, inputs); err != nil {
 			d = nil // all of it again
 		}
 	}
@@ -197,7 +198,7 @@ func (c *Client) deliver(ctx context.Context, req *Request, begun time.Time, g g
 		c.finish(ctx, g, remaining(req.Timeout, begun), done)
 		return
 	}
-	release, later := c.setAllAside(ctx, d, g.reply, inputs, patience-time.Since(started))
+	release, later := c.setAllAside(ctx, d, g, inputs, patience-time.Since(started))
 	guard.Go("client put", func() {
 		defer release()
 		g.err = later(ctx, remaining(req.Timeout, begun))
@@ -211,7 +212,7 @@ func (c *Client) deliverAside(ctx context.Context, g *wire.PutReply, inputs []*f
 	defer cancel()
 	d, err := c.plan(ctx, g, inputs)
 	if err == nil {
-		err = c.fill(ctx, d.mapped, inputs)
+		err = c.fill(ctx, g, d.mapped, inputs)
 	}
 	if err == nil {
 		err = d.send(ctx, c, 0)
@@ -221,16 +222,16 @@ func (c *Client) deliverAside(ctx context.Context, g *wire.PutReply, inputs []*f
 
 // setAllAside copies what has not arrived yet into memory of our own, which release gives back, and returns what sends it; see
 // setAside. Without a plan nothing has arrived.
-func (c *Client) setAllAside(ctx context.Context, d *delivery, g *wire.PutReply, inputs []*foreign.Input, patience time.Duration) (
+func (c *Client) setAllAside(ctx context.Context, d *delivery, g granted, inputs []*foreign.Input, patience time.Duration) (
 	release func(), later func(context.Context, time.Duration) error,
 ) {
 	if d == nil {
-		aside, release, err := c.copyAside(inputs)
+		aside, release, err := c.copyAside(g.put, inputs)
 		return release, func(ctx context.Context, timeout time.Duration) error {
 			if err != nil {
 				return err
 			}
-			return c.deliverAside(ctx, g, aside, timeout)
+			return c.deliverAside(ctx, g.reply, aside, timeout)
 		}
 	}
 	releases := make([]func(), len(d.sends))

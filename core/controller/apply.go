@@ -91,7 +91,7 @@ func (t *txn) restage(ctx context.Context, stage stager) error {
 	s.mu.RLock()
 	units, err := s.mu.cat.Check(&t.write)
 	if err == nil {
-		err = s.mu.cat.Place(units, t.from, rowSizes(t.write.Columns), rooms)
+		err = s.mu.cat.Place(units, t.from, t.storedSizes(), rooms)
 	}
 	s.mu.RUnlock()
 	if err != nil {
@@ -158,7 +158,8 @@ func eachRow(shares []share, find func(*share) ([][]byte, error), give func(colu
 		for k, data := range blocks[p.share] {
 			offsets := sh.cols[k].Offsets()
 			for i := range p.rows {
-				give(k, int(p.from)+i, data[offsets[p.at+i]:offsets[p.at+i+1]])
+				row := rowIn(&sh.cols[k], p.at+i)
+				give(k, int(p.from)+i, data[offsets[row]:offsets[row+1]])
 			}
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"transferqueue/core/schema"
-	"transferqueue/core/store"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/unit"
 	"transferqueue/core/unit/remote"
@@ -88,30 +87,6 @@ func buffersFor(columns []schema.Column) [][]byte {
 		out[k] = make([]byte, columns[k].Bytes())
 	}
 	return out
-}
-
-// readLeased gives pieces of a run of leased cells, which lies at an offset of what is leased.
-func readLeased(ctx context.Context, n node, lease store.Lease, run store.Run, offset int64, give func([]byte) error) error {
-	u := n.away()
-	if u == nil {
-		bytes, err := n.Bytes(run.Block)
-		if err != nil {
-			return err
-		}
-		return inPieces(ctx, bytes, give)
-	}
-	buffer := make([]byte, min(run.Block.Size, pieceBytes))
-	for left := run.Block.Size; left > 0; {
-		piece := buffer[:min(left, pieceBytes)]
-		if err := u.Receive(ctx, remote.LeaseGrant(lease), offset, [][]byte{piece}); err != nil {
-			return err
-		}
-		if err := give(piece); err != nil {
-			return err
-		}
-		left, offset = left-int64(len(piece)), offset+int64(len(piece))
-	}
-	return nil
 }
 
 // writeGrants lists the numbers of the shares on other hosts.

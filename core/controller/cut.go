@@ -64,7 +64,7 @@ func (k *cut) readLocked(s *Server, groups []catalog.Group) error {
 	}
 	for i := range k.groups {
 		if g := &k.groups[i]; len(g.Fields) > 0 {
-			g.reading = g.unit.Read(&unit.Query{Partition: g.Partition, Fields: g.Fields, Samples: g.Samples, Inline: -1})
+			g.reading = g.unit.Read(&unit.Query{Partition: g.Partition, Fields: g.Fields, Samples: g.Samples, Inline: -1, Later: true})
 		}
 	}
 	return nil
@@ -118,7 +118,7 @@ func (s *Server) writeCells(ctx context.Context, k *cut, v *snapshot.Values) err
 		return v.WritePart(func(p *snapshot.Part) error {
 			for _, g := range byUnit[order[i]] {
 				if err := g.write(ctx, p); err != nil {
-					return err
+					return s.named(g.Partition, err)
 				}
 			}
 			return nil
@@ -137,12 +137,8 @@ func (g *leasedGroup) write(ctx context.Context, p *snapshot.Part) error {
 		leased = g.cells.Columns
 	}
 	cursors := make([]runCursor, len(leased))
-	at := make([]int64, len(leased)) // where each column goes on, of all leased bytes
 	for k := range leased {
 		cursors[k] = newRunCursor(&leased[k])
-		if k+1 < len(leased) {
-			at[k+1] = at[k] + leased[k].Column.Bytes()
-		}
 	}
 	for from := 0; from < len(g.Samples); {
 		to := g.batchEnd(cursors, from)
@@ -152,12 +148,9 @@ func (g *leasedGroup) write(ctx context.Context, p *snapshot.Part) error {
 		}
 		err := p.Rows(rows, func(put func([]byte) error) (err error) {
 			for k := range cursors {
-				cursors[k].take(to-from, func(run store.Run) {
-					if err == nil {
-						err = readLeased(ctx, g.unit, g.cells.Leases[0], run, at[k], put)
-						at[k] += run.Block.Size
-					}
-				})
+				if err == nil {
+					err = g.writeColumn(ctx, k, &cursors[k], to-from, put)
+				}
 			}
 			return err
 		})
@@ -169,13 +162,60 @@ func (g *leasedGroup) write(ctx context.Context, p *snapshot.Part) error {
 	return nil
 }
 
-// inPieces gives bytes piece by piece, until the context ends.
-func inPieces(ctx context.Context, bytes []byte, give func([]byte) error) error {
+// writeColumn writes the next rows of a column. What lies on disk or on another host is read piece by piece, neighbours together.
+func (g *leasedGroup) writeColumn(ctx context.Context, column int, c *runCursor, rows int, put func([]byte) error) (err error) {
+	at := c.offsets[c.row]
+	onDisk := at // up to here, from at on
+	away := g.unit.away() != nil
+	flush := func() {
+		if err == nil && onDisk > at {
+			err = g.copyFromDisk(ctx, column, at, onDisk, put)
+		}
+		at = onDisk
+	}
+	c.take(rows, func(run store.Run) {
+		if run.OnDisk || away {
+			onDisk += run.Block.Size
+			return
+		}
+		flush()
+		if err == nil {
+			err = g.writeRun(ctx, run, put)
+		}
+		at += run.Block.Size
+		onDisk = at
+	})
+	flush()
+	return err
+}
+
+// copyFromDisk writes bytes [from, to) of a column that lie on disk.
+func (g *leasedGroup) copyFromDisk(ctx context.Context, column int, from, to int64, put func([]byte) error) error {
+	buffer, sum := make([]byte, min(pieceBytes, to-from)), uint32(0)
+	for from < to {
+		piece := buffer[:min(pieceBytes, to-from)]
+		var err error
+		if sum, err = g.unit.Piece(ctx, g.cells.Leases[0], column, from, sum, piece); err == nil {
+			err = put(piece)
+		}
+		if err != nil {
+			return err
+		}
+		from += int64(len(piece))
+	}
+	return nil
+}
+
+func (g *leasedGroup) writeRun(ctx context.Context, run store.Run, put func([]byte) error) error {
+	bytes, err := g.unit.Bytes(run.Block)
+	if err != nil {
+		return err
+	}
 	for piece := range slices.Chunk(bytes, pieceBytes) {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := give(piece); err != nil {
+		if err := put(piece); err != nil {
 			return err
 		}
 	}
@@ -220,7 +260,8 @@ func (r *stagedRows) abort() {
 	}
 }
 
-// stageShares reserves memory for all shares or none.
+// stageShares reserves memory for all shares or none. What is staged does not move to disk to make room, so what finds none goes
+// there directly.
 func stageShares(ctx context.Context, partition string, shares []share) error {
 	for i := range shares {
 		sh := &shares[i]
@@ -228,7 +269,11 @@ func stageShares(ctx context.Context, partition string, shares []share) error {
 			continue
 		}
 		var err error
-		if sh.staged, err = sh.unit.Stage(ctx, partition, sh.cols, nil); err != nil {
+		sh.staged, err = sh.unit.Stage(ctx, partition, sh.cols, nil)
+		if tqerr.CodeOf(err) == tqerr.ResourceExhausted && sh.unit.Stats().DiskLimit > 0 {
+			sh.staged, err = sh.unit.StageOnDisk(ctx, partition, sh.cols)
+		}
+		if err != nil {
 			for k := range i {
 				if shares[k].staged != nil {
 					shares[k].staged.Abort()
@@ -240,34 +285,42 @@ func stageShares(ctx context.Context, partition string, shares []share) error {
 	return nil
 }
 
-// placed says where bytes that are read from a file go. They are there when flush has returned.
-type placed struct {
-	places  [][]byte
-	flushes []func(context.Context) error
-}
-
-func (p *placed) flush(ctx context.Context) error {
-	for _, fn := range p.flushes {
-		if err := fn(ctx); err != nil {
-			return err
+// placeOf is where the bytes of columns go. When they are there, those of units on other hosts are sent, and those that go to disk
+// are written and leave memory.
+func placeOf(ctx context.Context, shares []share, columns int) (place snapshot.Place, err error) {
+	var flushes []func(context.Context) error
+	place.Pieces, flushes, err = placesOf(shares, columns)
+	place.Filled = func() error {
+		for _, flush := range flushes {
+			if err := flush(ctx); err != nil {
+				return err
+			}
 		}
+		for _, sh := range shares {
+			if sh.staged == nil {
+				continue
+			}
+			if err := store.PrepareAndShed(ctx, sh.staged); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
-	return nil
+	return place, err
 }
 
 // placesOf returns where the bytes of columns go, column by column in the order of the rows.
-func placesOf(shares []share, columns int) (*placed, error) {
-	out := &placed{}
+func placesOf(shares []share, columns int) (places [][]byte, flushes []func(context.Context) error, err error) {
 	if columns == 0 {
-		return out, nil
+		return nil, nil, nil
 	}
 	blocks := make([][][]byte, len(shares))
 	for i := range shares {
 		found, flush, err := shares[i].toFill()
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		blocks[i], out.flushes = found, append(out.flushes, flush)
+		blocks[i], flushes = found, append(flushes, flush)
 	}
 	order := pieces(shares)
 	for k := range columns {
@@ -277,8 +330,8 @@ func placesOf(shares []share, columns int) (*placed, error) {
 		}
 		for _, p := range order {
 			o := offsets[p.share]
-			out.places = append(out.places, blocks[p.share][k][o[p.at]:o[p.at+p.rows]])
+			places = append(places, blocks[p.share][k][o[p.at]:o[p.at+p.rows]])
 		}
 	}
-	return out, nil
+	return places, flushes, nil
 }

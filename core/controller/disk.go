@@ -34,12 +34,16 @@ func prepareShares(ctx context.Context, shares []share) error {
 	if slices.ContainsFunc(shares, func(sh share) bool { return sh.unit.waits() }) {
 		limit = len(shares)
 	}
-	return together(ctx, len(shares), limit, func(_ context.Context, i int) error {
+	err := together(ctx, len(shares), limit, func(ctx context.Context, i int) error {
 		if shares[i].staged == nil {
 			return nil
 		}
-		return store.Prepare(shares[i].staged)
+		return store.Prepare(ctx, shares[i].staged)
 	})
+	if err != nil && ctx.Err() != nil {
+		return ctxError(ctx, "writing values to disk")
+	}
+	return err
 }
 
 // prepareResults does the same for the results of a transformation.
@@ -63,6 +67,7 @@ func (s *Server) named(partition string, err error) error {
 	if !errors.As(err, &d) {
 		return err
 	}
+	d.Partition = partition
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	sample := ""
@@ -99,10 +104,12 @@ func unlimited(limit int64) int64 {
 	return limit
 }
 
-// countDisk fills in what a unit with a disk counts.
-func countDisk(u node, info *wire.UnitInfo) {
+// countTiers fills in what a unit counts.
+func countTiers(u node, info *wire.UnitInfo) {
 	n := u.Counters()
 	info.DiskCells, info.DiskPhysical = n.DiskCells, n.DiskPhysical
 	info.SpilledBytes, info.PromotedBytes = n.SpilledBytes, n.PromotedBytes
 	info.CompactedBytes, info.FallbackCells = n.CompactedBytes, n.FallbackCells
+	info.DiskLogical, info.MemoryCells, info.MemoryLogical, info.MemoryPhysical = n.DiskLogical, n.MemoryCells, n.MemoryLogical, n.MemoryPhysical
+	info.WrittenCells, info.WrittenBytes, info.SpilledCells, info.PromotedCells = n.WrittenCells, n.WrittenBytes, n.SpilledCells, n.PromotedCells
 }

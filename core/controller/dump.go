@@ -225,9 +225,9 @@ func (l *rowLoading) read(dir string, cut snapshot.Cut) error {
 	return nil
 }
 
-func (l *rowLoading) stage(rows *snapshot.Rows) (*placed, error) {
+func (l *rowLoading) stage(rows *snapshot.Rows) (place snapshot.Place, err error) {
 	if err := l.ctx.Err(); err != nil {
-		return nil, err
+		return place, err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -235,7 +235,7 @@ func (l *rowLoading) stage(rows *snapshot.Rows) (*placed, error) {
 	for _, x := range rows.Samples {
 		row, known := l.rowOf[x.Index]
 		if !known {
-			return nil, tqerr.New(tqerr.Corruption, "values of sample %d, which the dump does not name, or names twice", x.Index)
+			return place, tqerr.New(tqerr.Corruption, "values of sample %d, which the dump does not name, or names twice", x.Index)
 		}
 		delete(l.rowOf, x.Index)
 		w.Keys, w.Tags = append(w.Keys, l.index.Keys[row]), append(w.Tags, l.index.Tags[row])
@@ -243,15 +243,15 @@ func (l *rowLoading) stage(rows *snapshot.Rows) (*placed, error) {
 	l.seen += len(w.Keys)
 	units, err := l.place(&w)
 	if err != nil {
-		return nil, err
+		return place, err
 	}
 	t := &txn{s: l.s, req: &wire.PutRequest{}, write: w, rows: len(w.Keys), units: units}
 	t.shares = t.split(units)
 	if err := stageShares(l.ctx, w.Partition, t.shares); err != nil {
-		return nil, err
+		return place, err
 	}
 	l.txns = append(l.txns, t)
-	return placesOf(t.shares, len(rows.Columns))
+	return placeOf(l.ctx, t.shares, len(rows.Columns))
 }
 
 // place decides where rows go, minding those that were placed before and are not in the catalog yet.

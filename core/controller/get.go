@@ -21,6 +21,7 @@ type read struct {
 	order    []piece
 	readings []unit.Reading
 	cells    []*unit.Cells // of each share
+	later    bool          // what lies on disk is not loaded
 }
 
 func (r *read) release() {
@@ -74,7 +75,7 @@ func (r *read) begin(req *wire.GetRequest, streams bool, machine string) (err er
 		r.readings = append(r.readings, r.shares[k].unit.Read(&unit.Query{
 			Partition: req.Partition, Fields: r.sel.Fields, Samples: pickRuns(r.sel.Samples, r.shares[k].runs), Apart: req.Views,
 			// Several units may have little each and much together.
-			Inline: inline, Keep: len(r.shares) > 1,
+			Inline: inline, Keep: len(r.shares) > 1, Later: r.later,
 		}))
 	}
 	return nil
@@ -108,6 +109,9 @@ func (r *read) wait(ctx context.Context, partition string) (err error) {
 func (c *call) found(ctx context.Context, r *read, req *wire.GetRequest) (any, error) {
 	if err := r.wait(ctx, req.Partition); err != nil {
 		r.release()
+		if tqerr.CodeOf(err) == tqerr.ResourceExhausted {
+			return c.foundInPieces(ctx, req, err)
+		}
 		return nil, err
 	}
 	columns := r.stitch()
@@ -232,7 +236,7 @@ func (c *runCursor) take(rows int, yield func(store.Run)) {
 		block := run.Block
 		block.Offset += start
 		block.Size = c.offsets[c.row+n] - c.offsets[c.row]
-		yield(store.Run{Rows: n, Block: block})
+		yield(store.Run{Rows: n, Block: block, OnDisk: run.OnDisk})
 		c.row, c.inRun, rows = c.row+n, c.inRun+n, rows-n
 		if c.inRun == run.Rows {
 			c.runs, c.inRun = c.runs[1:], 0

@@ -45,11 +45,12 @@ func (c answering) Post(req *wire.Request, done func(*wire.Reply, error)) {
 	})
 }
 
-func (s *system) addHost(i int, limit, samples int64, disk *unit.Disk) *host {
+func (s *system) addHost(i int, o setup, samples int64) *host {
 	s.t.Helper()
+	disk := s.diskOf(i, o)
 	h := &host{name: fmt.Sprintf("unit-%d", i), disk: disk}
 	var err error
-	h.server, err = remote.NewServer(remote.Options{Name: h.name, MemoryLimit: limit, SampleLimit: samples, Disk: disk, Jobs: s.jobs})
+	h.server, err = remote.NewServer(remote.Options{Name: h.name, MemoryLimit: o.limit, SampleLimit: samples, Disk: disk, Jobs: s.jobs})
 	require.NoError(s.t, err)
 	h.net = memnet.New(uint64(i), h.server)
 	s.hosts, s.units = append(s.hosts, h), append(s.units, h.server.Unit())

@@ -68,11 +68,11 @@ func (c *call) loadValues(ctx context.Context, path string) error {
 	}
 	buffer := make([]byte, pieceBytes)
 	for k := range stored.Parts() {
-		err := stored.ReadPart(ctx, k, func(rows *snapshot.Rows) (places [][]byte, err error) {
-			for left := rows.Bytes(); left > 0; left -= int64(len(places[len(places)-1])) {
-				places = append(places, buffer[:min(left, int64(len(buffer)))])
+		err := stored.ReadPart(ctx, k, func(rows *snapshot.Rows) (place snapshot.Place, err error) {
+			for left := rows.Bytes(); left > 0; left -= int64(len(place.Pieces[len(place.Pieces)-1])) {
+				place.Pieces = append(place.Pieces, buffer[:min(left, int64(len(buffer)))])
 			}
-			return places, ctx.Err()
+			return place, ctx.Err()
 		})
 		if err != nil {
 			return err
@@ -122,9 +122,6 @@ func (c *call) replace(ctx context.Context, state, values string, sameCut bool) 
 	} else {
 		err = l.bare(read)
 	}
-	for i := 0; err == nil && i < len(l.rows); i++ {
-		err = prepareShares(ctx, l.rows[i].shares)
-	}
 	if err == nil {
 		err = s.swapIn(ctx, l)
 	}
@@ -150,28 +147,11 @@ func (l *loading) read(dir string, cut snapshot.Cut, sameCut bool) error {
 }
 
 // readValues gives the rows of all files to stage, several files at a time, and fills the memory that it names.
-func (s *Server) readValues(ctx context.Context, stored *snapshot.Stored, stage func(*snapshot.Rows) (*placed, error)) error {
+func (s *Server) readValues(ctx context.Context, stored *snapshot.Stored, stage func(*snapshot.Rows) (snapshot.Place, error)) error {
 	s.mapped.RLock()
 	defer s.mapped.RUnlock()
 	return together(ctx, stored.Parts(), filesAtOnce, func(ctx context.Context, k int) error {
-		var last *placed // whose bytes have been read when the next rows are staged
-		err := stored.ReadPart(ctx, k, func(rows *snapshot.Rows) ([][]byte, error) {
-			if last != nil {
-				if err := last.flush(ctx); err != nil {
-					return nil, err
-				}
-			}
-			next, err := stage(rows)
-			if err != nil {
-				return nil, err
-			}
-			last = next
-			return next.places, nil
-		})
-		if err == nil && last != nil {
-			err = last.flush(ctx)
-		}
-		return err
+		return stored.ReadPart(ctx, k, stage)
 	})
 }
 
@@ -190,24 +170,24 @@ func (l *loading) bare(state *catalog.State) error {
 }
 
 // stage reserves memory for rows on the units where they will be.
-func (l *loading) stage(rows *snapshot.Rows) (*placed, error) {
+func (l *loading) stage(rows *snapshot.Rows) (place snapshot.Place, err error) {
 	if err := l.ctx.Err(); err != nil {
-		return nil, err
+		return place, err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	units, err := l.restored.Place(rows.Partition, rows.Samples, rows.Columns, l.s.rooms(), rowSizes(rows.Columns))
 	if err != nil {
-		return nil, err
+		return place, err
 	}
 	staged := &stagedRows{partition: rows.Partition, indexes: indexesOf(rows.Samples)}
 	shares := (&txn{s: l.s, write: catalog.Write{Columns: rows.Columns}}).split(units)
 	if err := stageShares(l.ctx, rows.Partition, shares); err != nil {
-		return nil, err
+		return place, err
 	}
 	staged.shares = shares
 	l.rows = append(l.rows, staged)
-	return placesOf(shares, len(rows.Columns))
+	return placeOf(l.ctx, shares, len(rows.Columns))
 }
 
 // swapIn makes a checkpoint visible in the place of everything that is there, at once. A sampler that Python runs gets its

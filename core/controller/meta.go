@@ -213,9 +213,9 @@ func (s *Server) unitInfos() []wire.UnitInfo {
 		out[i] = wire.UnitInfo{
 			ID: n.Name(), State: state, Host: n.Host(), MemoryUsed: st.MemoryUsed + st.Staging, MemoryLimit: st.MemoryLimit,
 			DiskUsed: st.DiskUsed, DiskLimit: unlimited(st.DiskLimit), Samples: samples[i], SampleLimit: n.SampleLimit(), Cells: st.Cells,
-			Leases: st.Leases, Staged: st.Staged, LostCells: lost[n.ID()],
+			Leases: st.Leases, Staged: st.Staged, LostCells: lost[n.ID()], Number: n.ID(),
 		}
-		countDisk(n, &out[i])
+		countTiers(n, &out[i])
 	}
 	return out
 }

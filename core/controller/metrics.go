@@ -89,9 +89,17 @@ func unmetered(n node) node {
 
 // Stage counts a put when it is committed: how long it took includes what its writer did between.
 func (m *metered) Stage(ctx context.Context, partition string, columns []schema.Column, payload []byte) (store.Staged, error) {
+	return m.staged(func() (store.Staged, error) { return m.node.Stage(ctx, partition, columns, payload) })
+}
+
+func (m *metered) StageOnDisk(ctx context.Context, partition string, columns []schema.Column) (store.Staged, error) {
+	return m.staged(func() (store.Staged, error) { return m.node.StageOnDisk(ctx, partition, columns) })
+}
+
+func (m *metered) staged(stage func() (store.Staged, error)) (store.Staged, error) {
 	m.put.Arrive()
 	began := time.Now()
-	staged, err := m.node.Stage(ctx, partition, columns, payload)
+	staged, err := stage()
 	if err != nil {
 		m.put.Observe(time.Since(began), 0, true)
 		return nil, err
@@ -110,8 +118,13 @@ func (p *meteredPut) Commit(samples []schema.Sample) {
 	p.series.Observe(time.Since(p.began), len(samples), false)
 }
 
+// PrepareAndShed implements store.Shedder.
+func (p *meteredPut) PrepareAndShed(ctx context.Context) error {
+	return store.PrepareAndShed(ctx, p.Staged)
+}
+
 // Prepare implements store.Preparer.
-func (p *meteredPut) Prepare() error { return store.Prepare(p.Staged) }
+func (p *meteredPut) Prepare(ctx context.Context) error { return store.Prepare(ctx, p.Staged) }
 
 // Writes implements store.Preparer.
 func (p *meteredPut) Writes() bool { return store.Writes(p.Staged) }
@@ -214,16 +227,10 @@ func requestMetrics(name string, s *metrics.Series) wire.RequestMetrics {
 }
 
 func (m *metered) metrics(info wire.UnitInfo) wire.UnitMetrics {
-	out := wire.UnitMetrics{Info: info, Resident: info.MemoryUsed, Requests: []wire.RequestMetrics{
+	return wire.UnitMetrics{Info: info, Resident: info.MemoryPhysical, Requests: []wire.RequestMetrics{
 		requestMetrics("PUT_DATA", &m.put), requestMetrics("GET_DATA", &m.get),
 		requestMetrics("CLEAR_DATA", &m.clear), requestMetrics("UPDATE_DATA", &m.update),
 	}}
-	if n, here := m.node.(inside); here {
-		if u, tells := n.Unit.(interface{ Resident() int64 }); tells {
-			out.Resident = u.Resident()
-		}
-	}
-	return out
 }
 
 // metrics answers with all counters and gauges. It takes the read lock for as long as a listing of the partitions does.

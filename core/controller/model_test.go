@@ -20,6 +20,7 @@ import (
 	"transferqueue/core/schema"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/transport/memnet"
+	"transferqueue/core/unit"
 	"transferqueue/core/wire"
 )
 
@@ -44,11 +45,34 @@ type modelUser struct {
 }
 
 func TestRandomOperationsAgainstANaiveModel(t *testing.T) {
-	const limit = 12 << 10
+	againstAModel(t, 3, 4, setup{units: 3, limit: 12 << 10, putWait: 5 * time.Second}, func(_ *system, full int) {
+		require.Positive(t, full, "the units are too small for all")
+	})
+}
+
+// The same with disks below memory that is so small that cells move all the time, and disks that are full now and then.
+func TestRandomOperationsOverTiersAgainstANaiveModel(t *testing.T) {
+	for name, disk := range map[string]unit.Disk{"spill": {}, "threshold": {Threshold: 2000}, "a small disk": {Threshold: 2000, Limit: 48 << 10}} {
+		t.Run(name, func(t *testing.T) {
+			o := setup{units: 2, limit: 8 << 10, putWait: 5 * time.Second, disk: &disk}
+			againstAModel(t, 1, 8, o, func(s *system, full int) {
+				moved, limited := int64(0), disk.Limit > 0
+				for _, u := range s.units {
+					moved += u.Counters().SpilledCells
+				}
+				require.Positive(t, moved, "memory is too small for all")
+				require.True(t, full > 0 || !limited, "the disk is too small for all")
+			})
+		})
+	}
+}
+
+// againstAModel lets users do random things, over a network that fails, and compares all that they see.
+func againstAModel(t *testing.T, rounds uint64, count int, o setup, check func(s *system, full int)) {
 	seed := rand.Uint64()
 	t.Log("seed", seed)
-	for round := range uint64(3) {
-		with(t, setup{units: 3, limit: limit, putWait: 5 * time.Second}, func(t *testing.T, s *system) {
+	for round := range rounds {
+		with(t, o, func(t *testing.T, s *system) {
 			s.python(sums)
 			s.python(sums)
 			for _, do := range []memnet.Action{memnet.DropReply, memnet.DropRequest, memnet.Duplicate, memnet.DelayRequest, memnet.DelayReply,
@@ -56,7 +80,7 @@ func TestRandomOperationsAgainstANaiveModel(t *testing.T) {
 				remove := s.net.Inject(memnet.Fault{Do: do, Delay: 200 * time.Millisecond, Grace: time.Hour, Chance: 0.01})
 				defer remove()
 			}
-			users := make([]*modelUser, 4)
+			users := make([]*modelUser, count)
 			for i := range users {
 				users[i] = &modelUser{
 					user: s.user(resending, redialing), rng: rand.New(rand.NewPCG(seed, round<<8|uint64(i))), name: fmt.Sprintf("u%d", i),
@@ -79,7 +103,7 @@ func TestRandomOperationsAgainstANaiveModel(t *testing.T) {
 				waited += u.full
 			}
 			s.check()
-			require.Positive(t, waited, "the units are too small for all")
+			check(s, waited)
 			defer time.Sleep(2 * time.Hour) // clients that were cut off are given up
 		})
 	}
@@ -92,9 +116,9 @@ func (u *modelUser) step() {
 }
 
 // ok reports whether a write has happened; one that found no room has not, and neither has one whose time was over before its
-// unit had answered: to the server the time of a request is that until the client sends it again.
+// unit had answered, or its values were on disk: to the server the time of a request is that until the client sends it again.
 func (u *modelUser) ok(err error) bool {
-	if tqerr.CodeOf(err) == tqerr.DeadlineExceeded && len(u.s.hosts) > 0 {
+	if tqerr.CodeOf(err) == tqerr.DeadlineExceeded && (len(u.s.hosts) > 0 || u.s.folder != "") {
 		return false
 	}
 	if tqerr.CodeOf(err) == tqerr.ResourceExhausted {
@@ -134,6 +158,13 @@ func (u *modelUser) columns(b *batch, n int) (apply func(rows []*modelRow)) {
 	xs, ys := make([][]int64, n), make([][]byte, n)
 	for i := range n {
 		xs[i], ys[i] = u.value(), u.object()
+	}
+	if u.rng.IntN(3) == 0 { // some are alike, and stored once
+		for i := range n {
+			k := u.rng.IntN(i + 1)
+			xs[i], ys[i] = xs[k], ys[k]
+		}
+		b.Dedup = []wire.Strings{nil, {"x" + u.name}, {"y" + u.name}, {"x" + u.name, "y" + u.name}}[which]
 	}
 	if which&1 != 0 {
 		b.Fields, b.columns = append(b.Fields, "x"+u.name), append(b.columns, u.mem.Ragged(xs...))

@@ -19,6 +19,7 @@ type Unit interface {
 	store.Store
 	// Pin is Read without reading the disk.
 	store.Pinner
+	store.DiskStager
 	// Advise lets somebody say what samples are needed for, when cells have to move to disk.
 	Advise(a store.Advisor)
 	// Durable reports whether what is on its disk outlives the process, and Secure returns when all that has happened does.
@@ -52,11 +53,15 @@ type node interface {
 
 	// Stage reserves memory. What it returns has to be prepared, with mu not held, before it is committed. A unit that waits also fills it when payload is not nil.
 	Stage(ctx context.Context, partition string, columns []schema.Column, payload []byte) (store.Staged, error)
+	// StageOnDisk is Stage for a batch for which memory has no room: all of it goes to disk.
+	StageOnDisk(ctx context.Context, partition string, columns []schema.Column) (store.Staged, error)
 	Read(q *unit.Query) unit.Reading
 	// Delete returns nil when it is done already. A durable unit answers when it is durable.
 	Delete(partition string, fields []string, samples []schema.Sample) unit.Deleting
 	Update(ctx context.Context, spec *unit.UpdateSpec) (*unit.Transformed, error)
 	Parse(ctx context.Context, spec *unit.ParseSpec) (*unit.Transformed, error)
+	// Piece reads bytes of a lease of this unit, as store.Streamer does.
+	Piece(ctx context.Context, l store.Lease, column int, offset int64, sum uint32, to []byte) (uint32, error)
 
 	// Machine is where the unit's memory can be mapped.
 	Machine() string
@@ -134,6 +139,17 @@ func (n inside) Stage(_ context.Context, partition string, columns []schema.Colu
 	return n.Unit.Stage(partition, columns)
 }
 
+func (n inside) StageOnDisk(_ context.Context, partition string, columns []schema.Column) (store.Staged, error) {
+	return n.Unit.StageOnDisk(partition, columns)
+}
+
+func (n inside) Piece(ctx context.Context, l store.Lease, column int, offset int64, sum uint32, to []byte) (uint32, error) {
+	if ctx.Err() != nil {
+		return 0, ctxError(ctx, "reading values from disk")
+	}
+	return l.(store.Streamer).Piece(column, offset, sum, to)
+}
+
 // outside is a unit in a process of its own.
 type outside struct{ *remote.Unit }
 
@@ -162,6 +178,9 @@ func (s *Server) node(id uint32) node { return s.nodes.Load().byID[id] }
 // addLocked makes a unit known, in the place of one that is gone when old is not nil. Called with mu held, or before the server
 // is shared.
 func (s *Server) addLocked(n, old node) {
+	if a, asks := n.(interface{ Advise(store.Advisor) }); asks {
+		a.Advise(s.advise)
+	}
 	n = meter(n)
 	now := s.nodes.Load()
 	next := &nodes{byID: maps.Clone(now.byID), order: slices.Clone(now.order)}

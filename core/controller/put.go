@@ -21,6 +21,7 @@ type txn struct {
 	req    *wire.PutRequest
 	write  catalog.Write
 	rows   int
+	same   same     // nil: no rows are stored once for several
 	units  []uint32 // per row, where its cells are staged
 	shares []share
 	inline []byte           // the payload, when it came with the request and is not staged
@@ -35,6 +36,7 @@ type share struct {
 	runs   []int64 // pairs [from, to) of rows
 	rows   int
 	cols   []schema.Column
+	once   [][]int64    // per column whose equal rows are stored once, the runs that are stored; nil: none
 	staged store.Staged // nil: nothing staged
 }
 
@@ -65,6 +67,13 @@ func (c *call) newTxn() (*txn, error) {
 		t.rows = len(w.Samples)
 	}
 	t.write = w
+	var err error
+	if t.same, err = sharing(r, w.Columns); err == nil {
+		err = dedupOf(r)
+	}
+	if err != nil {
+		return nil, err
+	}
 	if len(r.Callable) > 0 && len(w.Columns) == 0 {
 		return nil, tqerr.New(tqerr.InvalidArgument, "a callable needs columns to work on")
 	}
@@ -170,6 +179,7 @@ func (c *call) grant(t *txn) (any, error) {
 	}
 	reply := &wire.PutReply{Txn: id, Grants: writeGrants(t.shares)}
 	for _, sh := range t.shares {
+		reply.Shared = append(reply.Shared, sh.sharedOf(len(reply.Parts))...)
 		part := wire.Part{Unit: sh.unit.ID(), Rows: sh.runs}
 		for _, b := range sh.staged.Blocks() {
 			part.Blocks = append(part.Blocks, wire.Block{Segment: b.Segment, Offset: b.Offset, Size: b.Size})
@@ -195,7 +205,7 @@ func (t *txn) place() ([]catalog.Room, error) {
 	s.mu.RLock()
 	units, err := s.mu.cat.Check(&t.write)
 	if err == nil {
-		err = s.mu.cat.Place(units, t.from, rowSizes(t.write.Columns), rooms)
+		err = s.mu.cat.Place(units, t.from, t.storedSizes(), rooms)
 	}
 	s.mu.RUnlock()
 	if err != nil {
@@ -280,6 +290,7 @@ func (t *txn) split(units []uint32) []share {
 	}
 	for k := range out {
 		out[k].cols = selectRuns(t.write.Columns, out[k].runs)
+		out[k].keepOnce(t.write.Columns, t.same)
 	}
 	return out
 }
@@ -314,8 +325,9 @@ func (t *txn) fill() {
 				continue // was sent along
 			}
 			dst, _ := sh.unit.Bytes(sh.staged.Blocks()[k])
-			for r := 0; r < len(sh.runs); r += 2 {
-				dst = dst[copy(dst, data[offsets[sh.runs[r]]:offsets[sh.runs[r+1]]]):]
+			runs := sh.runsOf(k)
+			for r := 0; r < len(runs); r += 2 {
+				dst = dst[copy(dst, data[offsets[runs[r]]:offsets[runs[r+1]]]):]
 			}
 		}
 	}
@@ -323,7 +335,7 @@ func (t *txn) fill() {
 
 // payloadOf packs what a share has of an inline payload.
 func (t *txn) payloadOf(sh *share) []byte {
-	if len(t.shares) == 1 {
+	if len(t.shares) == 1 && t.same == nil {
 		return t.inline
 	}
 	out := []byte{}
@@ -369,7 +381,7 @@ func (t *txn) couldFit() bool {
 		total += st.MemoryLimit + st.DiskLimit
 		largest = max(largest, st.MemoryLimit, st.DiskLimit)
 	}
-	size := rowSizes(t.write.Columns)
+	size := t.storedSizes()
 	need := int64(0)
 	for row := range t.rows {
 		n := size(row)

@@ -3,8 +3,11 @@ package controller
 import (
 	"context"
 
+	"transferqueue/core/schema"
+
 	"transferqueue/core/store"
 	"transferqueue/core/unit"
+	"transferqueue/core/wire"
 )
 
 // reading is a read on a unit in this process. Its cells are pinned; those on disk are read by Wait.
@@ -31,7 +34,7 @@ func (n inside) Read(q *unit.Query) unit.Reading {
 			return &reading{err: err}
 		}
 		r.cells.Leases = append(r.cells.Leases, l)
-		r.loads = r.loads || store.Loads(l)
+		r.loads = r.loads || !q.Later && store.Loads(l)
 	}
 	return r
 }
@@ -55,11 +58,64 @@ func (r *reading) Wait(ctx context.Context) (*unit.Cells, error) {
 }
 
 func (r *reading) load(ctx context.Context, l store.Lease) error {
-	if !store.Loads(l) {
+	if !r.loads || !store.Loads(l) {
 		return nil
 	}
 	if ctx.Err() != nil {
 		return ctxError(ctx, "reading values from disk")
 	}
 	return store.Load(l)
+}
+
+// foundInPieces answers a get when neither memory nor disk has room for what it would load, which is full: the reply carries
+// the bytes, so that what is stored can be read. full is returned when they are too many for that.
+func (c *call) foundInPieces(ctx context.Context, req *wire.GetRequest, full error) (any, error) {
+	plain := *req
+	plain.Views, plain.Inline = false, -1
+	r := &read{s: c.s, later: true}
+	if err := r.begin(&plain, true, ""); err != nil {
+		return nil, err
+	}
+	err := r.wait(ctx, req.Partition)
+	defer r.release()
+	if err != nil {
+		return nil, err
+	}
+	reply := &wire.GetReply{Rows: len(r.sel.Samples), Columns: r.stitch()}
+	c.samples = reply.Rows
+	total := int64(0)
+	for i := range reply.Columns {
+		column := schema.Column(reply.Columns[i].Column)
+		total += column.Bytes()
+		reply.Columns[i].Runs = nil
+	}
+	if total > wire.MaxPayload {
+		return nil, full
+	}
+	payload, err := r.inPieces(ctx, len(reply.Columns), total)
+	return payloadReply{reply, payload}, c.s.named(req.Partition, err)
+}
+
+// inPieces copies the bytes of all columns, those on disk without loading them.
+func (r *read) inPieces(ctx context.Context, columns int, total int64) ([]byte, error) {
+	r.s.mapped.RLock()
+	defer r.s.mapped.RUnlock()
+	payload := make([]byte, 0, total)
+	put := func(data []byte) error {
+		payload = append(payload, data...)
+		return nil
+	}
+	for k := range columns {
+		cursors := make([]runCursor, len(r.shares))
+		for i := range cursors {
+			cursors[i] = newRunCursor(&r.cells[i].Columns[k])
+		}
+		for _, p := range r.order {
+			group := leasedGroup{unit: r.shares[p.share].unit, cells: r.cells[p.share]}
+			if err := group.writeColumn(ctx, k, &cursors[p.share], p.rows, put); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return payload, nil
 }

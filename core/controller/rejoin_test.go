@@ -68,7 +68,7 @@ func TestUnitsCrashAndComeBack(t *testing.T) {
 			for round := range uint64(6) {
 				c := &crashed{rng: rand.New(rand.NewPCG(seed, round)), dice: rand.New(rand.NewPCG(round, seed)), how: how}
 				dir := t.TempDir()
-				within(t, setup{units: 2, remote: true, limit: crashLimit, disk: func(i int) *unit.Disk {
+				within(t, setup{units: 2, remote: true, limit: crashLimit, diskFor: func(i int) *unit.Disk {
 					c.disks = append(c.disks, vfs.NewMem(0))
 					return c.disk(dir, i)
 				}}, func(t *testing.T, s *system) { c.run(s) })
@@ -78,10 +78,9 @@ func TestUnitsCrashAndComeBack(t *testing.T) {
 }
 
 func (c *crashed) disk(dir string, i int) *unit.Disk {
-	d := unit.Disk{
+	return unit.Disk{
 		Path: dir, Durability: c.how, Namespace: "test", Name: fmt.Sprintf("unit-%d", i), Threshold: crashThreshold, HighWatermark: 0.6, LowWatermark: 0.4,
 	}.OnDisk(&vfs.FailingDisk{Disk: c.disks[i], At: -1, Before: func(int) { c.beforeCall(i) }})
-	return &d
 }
 
 // crash is one that is to come: a unit crashes in a call of its file system.

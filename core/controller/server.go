@@ -105,7 +105,6 @@ func New(o Options) *Server {
 	s.clients.byID = map[uint64]*client{}
 	for _, u := range o.Units {
 		s.addLocked(inside{u, s.sampleLimit(), o.Machine}, nil)
-		u.Advise(s.advise)
 	}
 	return s
 }

@@ -6,6 +6,8 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -39,8 +41,9 @@ type setup struct {
 	putWait time.Duration
 	sampler sampler.Sampler        // nil: Sequential
 	python  string                 // name of a sampler that Python runs
-	disk    func(i int) *unit.Disk // of remote units; nil: none
 	remote  bool                   // units behind a network of their own, as in other processes
+	disk    *unit.Disk             // of each unit; its folder is chosen by start
+	diskFor func(i int) *unit.Disk // instead, of one unit
 }
 
 // system is a controller with real units behind a network in memory.
@@ -54,7 +57,8 @@ type system struct {
 	pool   *bufpool.Pool
 	users  []*user
 	mem    *foreigntest.Memory
-	closed bool // the server is closed, so that nothing can be cleared
+	closed bool   // the server is closed, so that nothing can be cleared
+	folder string // of disks
 }
 
 // with runs a test twice, with units in the process of the controller and with units elsewhere, in a bubble where time passes by
@@ -84,14 +88,10 @@ func start(t *testing.T, o setup) *system {
 	var units []controller.Unit
 	for i := range max(o.units, 1) {
 		if o.remote {
-			var disk *unit.Disk
-			if o.disk != nil {
-				disk = o.disk(i)
-			}
-			s.addHost(i, o.limit, (o.samples+int64(max(o.units, 1))-1)/int64(max(o.units, 1)), disk)
+			s.addHost(i, o, (o.samples+int64(max(o.units, 1))-1)/int64(max(o.units, 1)))
 			continue
 		}
-		u, err := unit.New(unit.Options{ID: uint32(i), Name: fmt.Sprintf("unit-%d", i), MemoryLimit: o.limit, Jobs: s.jobs})
+		u, err := unit.New(unit.Options{ID: uint32(i), Name: fmt.Sprintf("unit-%d", i), MemoryLimit: o.limit, Disk: s.diskOf(i, o), Jobs: s.jobs})
 		require.NoError(t, err)
 		s.units, units = append(s.units, u), append(units, u)
 	}
@@ -108,6 +108,32 @@ func start(t *testing.T, o setup) *system {
 	s.net = memnet.New(1, s.server)
 	s.joinHosts()
 	return s
+}
+
+// diskOf is the disk of a unit: all lie in one folder, as those of a session do.
+func (s *system) diskOf(i int, o setup) *unit.Disk {
+	if o.diskFor != nil {
+		return o.diskFor(i)
+	}
+	if o.disk == nil {
+		return nil
+	}
+	if s.folder == "" {
+		s.folder = s.t.TempDir()
+	}
+	for _, name := range []string{"unit-%d", "unit-%d-1"} { // scratch space is real also when the values are not
+		folder := filepath.Join(s.folder, "transfer_queue_ssd_offload", "run", fmt.Sprintf(name, i))
+		require.NoError(s.t, os.MkdirAll(folder, 0o700))
+	}
+	d := *o.disk
+	d.Path, d.Run, d.Unit = s.folder, "run", fmt.Sprintf("unit-%d", i)
+	if d.HighWatermark == 0 {
+		d.HighWatermark, d.LowWatermark = 0.9, 0.7
+	}
+	if d.Threshold == 0 {
+		d.Threshold = 1 << 40
+	}
+	return &d
 }
 
 // check verifies what must hold at any quiet moment.
@@ -127,6 +153,9 @@ func (s *system) stats() (sum store.Stats) {
 		}
 		st := u.Stats()
 		sum.MemoryUsed += st.MemoryUsed
+		sum.DiskUsed += st.DiskUsed
+		sum.Staging += st.Staging
+		sum.Scratch += st.Scratch
 		sum.Cells += st.Cells
 		sum.Staged += st.Staged
 		sum.Leases += st.Leases
@@ -274,6 +303,7 @@ type write struct {
 	Merge     string
 	Callable  []byte
 	Last      bool
+	Dedup     wire.Strings
 }
 
 // batch is a put or an update with its columns.

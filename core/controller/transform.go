@@ -178,7 +178,7 @@ func (t *txn) transformShare(ctx context.Context, sh *share, samples []schema.Sa
 	if !t.req.Update {
 		return sh.unit.Parse(ctx, &unit.ParseSpec{
 			Partition: t.write.Partition, Keys: keys, Rows: sh.rows, Operands: t.operands(sh), Callable: t.req.Callable,
-			Stage: staging, Staged: sh.staged, Wait: t.s.opts.PutWait,
+			Stage: staging, Staged: sh.staged, Wait: t.s.opts.PutWait, Dedup: t.req.Dedup,
 		})
 	}
 	return sh.unit.Update(ctx, &unit.UpdateSpec{
@@ -210,14 +210,15 @@ func (t *txn) operandsInline(sh *share) []unit.Operand {
 		column := &t.write.Columns[k]
 		data := t.inline[at : at+column.Bytes()]
 		at += int64(len(data))
-		if sh.rows == column.Rows {
+		runs := sh.runsOf(k)
+		if sh.rows == column.Rows && len(runs) == 2 && runs[0] == 0 && int(runs[1]) == column.Rows {
 			out[k] = unit.Operand{Column: *column, Bytes: data}
 			continue
 		}
 		offsets := column.Offsets()
 		packed := make([]byte, 0, sh.cols[k].Bytes())
-		for r := 0; r < len(sh.runs); r += 2 {
-			packed = append(packed, data[offsets[sh.runs[r]]:offsets[sh.runs[r+1]]]...)
+		for r := 0; r < len(runs); r += 2 {
+			packed = append(packed, data[offsets[runs[r]]:offsets[runs[r+1]]]...)
 		}
 		out[k] = unit.Operand{Column: sh.cols[k], Bytes: packed}
 	}

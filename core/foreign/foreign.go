@@ -200,6 +200,39 @@ func (in *Input) Pieces(from, to int) iter.Seq[[]byte] {
 	}
 }
 
+// Row is the bytes of row i.
+func (in *Input) Row(i int) []byte {
+	for piece := range in.Pieces(i, i+1) {
+		return piece
+	}
+	return nil
+}
+
+// StoredBytes sums the rows that are the first of their kind: first names that for every row.
+func (in *Input) StoredBytes(first []int64) (total int64) {
+	for i, k := range first {
+		if int(k) == i {
+			total += in.Size(i, i+1)
+		}
+	}
+	return total
+}
+
+// Once copies the rows that are the first of their kind into buffer, and returns an input whose rows lie there.
+func (in *Input) Once(first []int64, buffer []byte) *Input {
+	out := &Input{Form: Pointers, Column: in.Column, Pointers: make([]uint64, in.Column.Rows), offsets: in.offsets}
+	for i, k := range first {
+		if n := in.Size(i, i+1); int(k) != i {
+			out.Pointers[i] = out.Pointers[k]
+		} else if n > 0 {
+			out.Pointers[i] = uint64(uintptr(unsafe.Pointer(&buffer[0])))
+			in.CopyRows(buffer, i, i+1)
+			buffer = buffer[n:]
+		}
+	}
+	return out
+}
+
 // CopyRows copies rows [from, to) tightly into dst and returns what of dst is left.
 func (in *Input) CopyRows(dst []byte, from, to int) []byte {
 	for piece := range in.Pieces(from, to) {

@@ -76,6 +76,9 @@ type Column struct {
 	Dims    []int64
 	Codecs  []Codec
 	Sizes   []int64
+
+	// Share, of a column that is to be stored, lets samples share rows: sample i has row Share[i]. nil: it has row i.
+	Share []uint32
 }
 
 // elements multiplies dimensions, refusing negative ones and overflow. A zero dimension gives zero only when no partial
@@ -151,6 +154,9 @@ func (c *Column) Validate() error {
 		}
 	default:
 		return bad("unknown form %d", c.Form)
+	}
+	if err := c.checkShare(); err != nil {
+		return err
 	}
 	if _, ok := c.sizes(nil); !ok {
 		return bad("a size is negative or beyond 64 bit")
@@ -294,7 +300,7 @@ func (c *Column) Shapes() iter.Seq2[int, []int64] {
 // Slice returns rows [from, to) as a column that shares the arrays.
 func (c *Column) Slice(from, to int) Column {
 	out := *c
-	out.Rows = to - from
+	out.Rows, out.Share = to-from, nil
 	switch c.Form {
 	case Varying:
 		out.Lengths = c.Lengths[from:to]

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -70,18 +71,24 @@ func readValues(fs vfs.FS, dir string) (rows []Rows, data [][]byte, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	filled := 0
 	for k := range stored.Parts() {
-		err := stored.ReadPart(context.Background(), k, func(r *Rows) (places [][]byte, err error) {
+		err := stored.ReadPart(context.Background(), k, func(r *Rows) (place Place, err error) {
 			all := make([]byte, r.Bytes())
 			rows, data = append(rows, *r), append(data, all)
 			for from := 0; from < len(all); from += 7 {
-				places = append(places, all[from:min(from+7, len(all))])
+				place.Pieces = append(place.Pieces, all[from:min(from+7, len(all))])
 			}
-			return append(places, nil), nil
+			place.Pieces = append(place.Pieces, nil)
+			place.Filled = func() error { filled++; return nil }
+			return place, nil
 		})
 		if err != nil {
 			return nil, nil, err
 		}
+	}
+	if filled != len(rows) {
+		return nil, nil, errors.New("not everything that was filled was told")
 	}
 	return rows, data, nil
 }

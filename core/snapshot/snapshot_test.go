@@ -234,11 +234,11 @@ func FuzzReader(f *testing.F) {
 		_, _, _, _ = ReadState(vfs.OS{}, path)
 		_, _, _ = ReadRows(vfs.OS{}, path)
 		s := &Stored{fs: vfs.OS{}, dir: filepath.Dir(path), parts: []partRecord{{Name: "f"}}}
-		_ = s.ReadPart(t.Context(), 0, func(rows *Rows) ([][]byte, error) {
+		_ = s.ReadPart(t.Context(), 0, func(rows *Rows) (Place, error) {
 			if n := rows.Bytes(); n < 64<<20 {
-				return [][]byte{make([]byte, n)}, nil
+				return Place{Pieces: [][]byte{make([]byte, n)}}, nil
 			}
-			return nil, errors.New("large")
+			return Place{}, errors.New("large")
 		})
 		_, _, _ = readFile(vfs.OS{}, path, IndexFile, s.indexRecord)
 	})

@@ -199,10 +199,15 @@ func wrongCut(what string) error {
 // Parts is the number of files.
 func (s *Stored) Parts() int { return len(s.parts) }
 
-// ReadPart reads one file. For every batch of rows stage says where its bytes go, in the order of the columns: as many as
-// Rows.Bytes, in any number of pieces. What was filled is to be trusted only when ReadPart returns nil. It ends early with
-// the context's error.
-func (s *Stored) ReadPart(ctx context.Context, k int, stage func(rows *Rows) (places [][]byte, err error)) error {
+// Place is where the bytes of rows go, in the order of the columns: as many as Rows.Bytes, in any number of pieces.
+type Place struct {
+	Pieces [][]byte
+	Filled func() error // is called when the bytes are there; nil: nobody has to know
+}
+
+// ReadPart reads one file. For every batch of rows stage says where its bytes go. What was filled is to be trusted only when
+// ReadPart returns nil. It ends early with the context's error.
+func (s *Stored) ReadPart(ctx context.Context, k int, stage func(rows *Rows) (Place, error)) error {
 	var cut Cut
 	take := func(r *reader, kind byte, body []byte) error {
 		switch kind {
@@ -213,11 +218,14 @@ func (s *Stored) ReadPart(ctx context.Context, k int, stage func(rows *Rows) (pl
 			if err != nil {
 				return err
 			}
-			places, err := stage(rows)
-			if err != nil {
-				return err
+			place, err := stage(rows)
+			if err == nil {
+				err = r.data(ctx, slices.Clone(place.Pieces))
 			}
-			return r.data(ctx, slices.Clone(places))
+			if err == nil && place.Filled != nil {
+				err = place.Filled()
+			}
+			return err
 		}
 		return r.bad("record %d of unknown type %d", r.records, kind)
 	}
@@ -245,7 +253,7 @@ func (r *reader) rows(body []byte) (*Rows, error) {
 	need := int64(0)
 	for k := range x.Columns {
 		out.Columns[k] = schema.Column(x.Columns[k])
-		if out.Columns[k].Rows != len(samples) {
+		if out.Columns[k].Share != nil || out.Columns[k].Rows != len(samples) {
 			return nil, r.bad("record %d: field %q: %d rows, want %d", r.records, out.Columns[k].Field, out.Columns[k].Rows, len(samples))
 		}
 		// Even well packed, the bytes cannot be more than the data records that the file has room for.

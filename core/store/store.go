@@ -5,6 +5,7 @@
 package store
 
 import (
+	"context"
 	"fmt"
 	"math"
 
@@ -22,6 +23,8 @@ type Block struct {
 type Run struct {
 	Rows  int
 	Block Block
+	// OnDisk says that the bytes lie on disk and have to be loaded, or read with a Streamer.
+	OnDisk bool
 }
 
 // Leased is one column of a read: the rows in the order asked for, and where their bytes lie.
@@ -102,9 +105,10 @@ type Lease interface {
 }
 
 // Preparer is a Staged that has to write to disk. Prepare does that when its blocks are filled, before Commit, and may take
-// long. When it fails nothing is visible and the write has to be aborted. Commit does it too, but has no way to fail then.
+// long. When it fails, or ctx ends, nothing is visible and the write has to be aborted. Commit does it too, but has no way to
+// fail then.
 type Preparer interface {
-	Prepare() error
+	Prepare(ctx context.Context) error
 	// Writes reports whether Prepare has something to do.
 	Writes() bool
 }
@@ -115,6 +119,18 @@ type Confirmer interface {
 	Confirm() error
 	// Confirms reports whether Confirm has something to do.
 	Confirms() bool
+}
+
+// Shedder is a Preparer that can do without memory for what it has written. PrepareAndShed is Prepare, after which the bytes of
+// such rows are not in Blocks any more.
+type Shedder interface {
+	PrepareAndShed(ctx context.Context) error
+}
+
+// DiskStager is a Store that can send values to disk whatever their size, when memory has no room for a batch and nothing that
+// could move: StageOnDisk is Stage for such a batch.
+type DiskStager interface {
+	StageOnDisk(partition string, columns []schema.Column) (Staged, error)
 }
 
 // Pinner is a Store whose cells may lie on disk. Pin is Read without reading the disk: it is quick, but the lease's blocks
@@ -131,12 +147,28 @@ type Loader interface {
 	Loads() bool
 }
 
+// Streamer is a Lease of a Pinner whose bytes can be read without loading them.
+type Streamer interface {
+	// Piece fills to with the bytes of a column from an offset on, counted over its rows in the order of the lease. sum is
+	// what the Piece before has returned, 0 at the beginning of a row. Bytes on disk are compared with their checksums where
+	// a row ends; *DamagedError names the cell that differs.
+	Piece(column int, offset int64, sum uint32, to []byte) (uint32, error)
+}
+
 // Prepare calls Prepare where there is one.
-func Prepare(s Staged) error {
+func Prepare(ctx context.Context, s Staged) error {
 	if p, ok := s.(Preparer); ok {
-		return p.Prepare()
+		return p.Prepare(ctx)
 	}
 	return nil
+}
+
+// PrepareAndShed calls PrepareAndShed where there is one, else Prepare.
+func PrepareAndShed(ctx context.Context, s Staged) error {
+	if p, ok := s.(Shedder); ok {
+		return p.PrepareAndShed(ctx)
+	}
+	return Prepare(ctx, s)
 }
 
 // Writes reports whether a staged write has something to prepare.
@@ -173,10 +205,13 @@ func Loads(l Lease) bool {
 	return ok && o.Loads()
 }
 
-// Counters counts what has happened in a store with a disk tier, in cells and bytes.
+// Counters counts what lies in the tiers of a store and what has happened there, in cells and bytes. Logical bytes count a value
+// that several cells share once for each.
 type Counters struct {
-	DiskCells    int64 // lie on disk now, staged ones included
-	DiskPhysical int64 // bytes that their files take on disk now, less headers and index
+	MemoryCells, MemoryLogical int64
+	MemoryPhysical             int64 // bytes of the pages that hold cells or are kept for the next
+	DiskCells, DiskLogical     int64
+	DiskPhysical               int64 // bytes that the files take on disk, less headers and index
 
 	WrittenCells, WrittenBytes   int64 // went to disk when they were put
 	SpilledCells, SpilledBytes   int64 // moved to disk to make room
@@ -195,7 +230,7 @@ const (
 	Wanted
 )
 
-// Advisor fills in what samples of a partition are needed for.
+// Advisor fills in what samples of a partition are needed for, as far as it knows: uses are Wanted before.
 type Advisor func(partition string, samples []schema.Sample, uses []Use)
 
 // DamagedError says which cell's bytes on disk cannot be read or are not what was written.

@@ -46,13 +46,13 @@ type Disk struct {
 	HighWatermark float64
 	LowWatermark  float64
 
-	fs vfs.Disk // nil: that of the system
+	files vfs.Disk // of the values; nil: that of the system
 }
 
-// OnDisk returns the configuration with another file system, for tests. Folders and scratch space stay on that of the system.
-func (d Disk) OnDisk(fs vfs.Disk) Disk {
-	d.fs = fs
-	return d
+// OnDisk returns the same with another file system below the values, for tests. Folders and scratch space stay where they are.
+func (d Disk) OnDisk(files vfs.Disk) *Disk {
+	d.files = files
+	return &d
 }
 
 func (d *Disk) run() string {
@@ -101,7 +101,7 @@ func (d *Disk) open(memory *arena.Arena, limit int64) (*tiered.Store, error) {
 	}
 	s, err := tiered.New(tiered.Options{
 		Memory: memory, MemoryLimit: limit, DiskLimit: d.Limit, Threshold: d.Threshold, HighWatermark: d.HighWatermark,
-		LowWatermark: d.LowWatermark, Disk: disktier.Options{Dir: d.folder(), Durability: d.Durability}.OnDisk(d.fs),
+		LowWatermark: d.LowWatermark, Disk: disktier.Options{Dir: d.folder(), Durability: d.Durability}.OnDisk(d.files),
 	})
 	if err != nil {
 		d.cleanUp()
@@ -199,12 +199,16 @@ func (u *Unit) Pin(partition string, fields []string, samples []schema.Sample) (
 	return u.Read(partition, fields, samples)
 }
 
-// Counters counts what the disk holds and what has moved there and back; zero without a disk.
+// StageOnDisk implements store.DiskStager.
+func (u *Unit) StageOnDisk(partition string, columns []schema.Column) (store.Staged, error) {
+	return u.Store.(store.DiskStager).StageOnDisk(partition, columns)
+}
+
+// Counters counts what the tiers hold and what has moved between them.
 func (u *Unit) Counters() store.Counters {
-	if u.tiers == nil {
-		return store.Counters{}
-	}
-	return u.tiers.Counters()
+	n := u.Store.(interface{ Counters() store.Counters }).Counters()
+	n.MemoryPhysical = u.Resident()
+	return n
 }
 
 // Advise lets somebody say what samples are needed for, when cells have to move to disk.

@@ -34,11 +34,19 @@ func (f *Freed) Signal() {
 	}
 }
 
+// A try that gets room on one unit and not on another gives it back, which wakes everybody who waits, itself included. So one
+// during which something was freed is not repeated at once, and later and later when that goes on.
+const (
+	firstPause = time.Millisecond
+	mostPause  = 16 * time.Millisecond
+)
+
 // WhenRoom tries something until it does not fail for want of room, whenever memory was freed, for wait at most. full is why it
 // has failed before, nil when it has not been tried.
 func WhenRoom(ctx context.Context, freed *Freed, wait time.Duration, full error, try func() error) error {
 	waiting, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
+	pause := firstPause
 	for {
 		next := freed.Wait()
 		err := try()
@@ -49,10 +57,21 @@ func WhenRoom(ctx context.Context, freed *Freed, wait time.Duration, full error,
 			return err
 		}
 		full = err
+		again := true
 		select {
 		case <-next:
+			again = sleep(waiting, pause)
+			pause = min(2*pause, mostPause)
+		default:
+			pause = firstPause
+			select {
+			case <-next:
+			case <-waiting.Done():
+				again = false
+			}
+		}
+		if again {
 			continue
-		case <-waiting.Done():
 		}
 		switch tqerr.CodeOf(ctx.Err()) {
 		case tqerr.OK:
@@ -62,6 +81,18 @@ func WhenRoom(ctx context.Context, freed *Freed, wait time.Duration, full error,
 		default:
 			return Ended(ctx, "waiting for room")
 		}
+	}
+}
+
+// sleep reports whether ctx has not ended meanwhile.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }
 

@@ -37,6 +37,7 @@ type ParseSpec struct {
 	Rows      int
 	Operands  []Operand
 	Callable  []byte
+	Dedup     []string // fields whose equal results are stored once
 	Stage     func(columns []schema.Column) (store.Staged, error)
 
 	Staged store.Staged // as in an UpdateSpec
@@ -55,6 +56,7 @@ type Query struct {
 	Fields    []string
 	Samples   []schema.Sample
 	Apart     bool  // one lease per field instead of one for all
+	Later     bool  // what lies on disk is not loaded; Piece reads it
 	Inline    int64 // a unit in another process sends the bytes when they are not more, and keeps no lease then unless Keep
 	Keep      bool
 }

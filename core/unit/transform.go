@@ -137,7 +137,7 @@ func (u *Unit) updateByCallable(ctx context.Context, spec *UpdateSpec, old []sto
 		}
 		results[k].Column.Field = old[k].Column.Field
 	}
-	return u.stageResults(results, len(spec.Samples), spec.Stage)
+	return u.stageResults(results, len(spec.Samples), nil, spec.Stage)
 }
 
 // sameType repeats the rule that the Python side has checked row by row, so that no bug there can store another type.
@@ -169,7 +169,7 @@ func (u *Unit) Parse(ctx context.Context, spec *ParseSpec) (*Transformed, error)
 	for k := range results {
 		results[k].Column.Field = spec.Operands[k].Column.Field
 	}
-	return u.stageResults(results, spec.Rows, spec.Stage)
+	return u.stageResults(results, spec.Rows, spec.Dedup, spec.Stage)
 }
 
 // runJob gives copies of columns to a Python thread, which may write to them, and waits for its result.
@@ -189,20 +189,32 @@ func (u *Unit) runJob(ctx context.Context, job *jobs.Job, inputs []*rowsOf) ([]j
 	return u.opts.Jobs.Run(ctx, job)
 }
 
-func (u *Unit) stageResults(results []jobs.Data, rows int, stage func([]schema.Column) (store.Staged, error)) (*Transformed, error) {
+// stageResults stages what was computed; equal rows of the fields in dedup once.
+func (u *Unit) stageResults(
+	results []jobs.Data, rows int, dedup []string, stage func([]schema.Column) (store.Staged, error),
+) (*Transformed, error) {
 	out := &Transformed{}
+	columns := make([]schema.Column, len(results))
+	pieces := make([][][]byte, len(results))
 	for k := range results {
 		if results[k].Column.Rows != rows {
 			return nil, tqerr.New(tqerr.Internal, "field %q: %d result rows of %d", results[k].Column.Field, results[k].Column.Rows, rows)
 		}
 		out.Columns = append(out.Columns, results[k].Column)
+		columns[k], pieces[k] = results[k].Column, [][]byte{results[k].Bytes}
+		if slices.Contains(dedup, results[k].Column.Field) {
+			columns[k], pieces[k] = once(&results[k].Column, results[k].Bytes)
+		}
 	}
-	staged, err := stage(out.Columns)
+	staged, err := stage(columns)
 	if err != nil {
 		return nil, err
 	}
 	for k, block := range staged.Blocks() {
-		copy(u.Bytes(block), results[k].Bytes)
+		to := u.Bytes(block)
+		for _, piece := range pieces[k] {
+			to = to[copy(to, piece):]
+		}
 	}
 	out.Staged = staged
 	return out, nil

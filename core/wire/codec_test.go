@@ -37,6 +37,8 @@ func samples() []any {
 	free := Column{Field: "any", Kind: schema.Tensor, DType: schema.Bool, Ragged: 1, Rows: 2, Form: schema.Free,
 		NDims: []uint8{1, 2}, Dims: []int64{3, 4, 5}}
 	objects := Column{Field: "text", Kind: schema.Object, Rows: 2, Form: schema.Objects, Codecs: []schema.Codec{1, 200}, Sizes: []int64{9, 0}}
+	shared := objects
+	shared.Share = []uint32{0, 1, 1, 0}
 	named := &Samples{Indexes: Ints{5, -1}, Generations: Ints{1, 2}}
 	tag := List{{0x81, 0xa1, 'a', 0x01}, {0x80}}
 	unit := UnitInfo{ID: "u0", State: "UP", Host: "h", MemoryUsed: 1 << 40, Leases: 3}
@@ -46,6 +48,9 @@ func samples() []any {
 		&PutRequest{Partition: text, Keys: keys(3), Columns: []Column{uniform("logits", 3, 8), varying, free, objects},
 			Tags: tag, Update: true, Merge: "add", Callable: []byte{0, 1}, Inline: true},
 		&PutRequest{Samples: named, Insert: 77, Columns: []Column{}},
+		&PutRequest{Columns: []Column{uniform("x", 2, 8)}, Shared: []Sharing{{Column: 0, Rows: Ints{0, 0}}}, Dedup: Strings{"x"}},
+		&PutReply{Txn: 1, Parts: []Part{{Rows: Ints{0, 3}}}, Shared: []PartRows{{Part: 0, Column: 2, Rows: Ints{0, 1}}}},
+		&UnitStageRequest{Txn: 1, Columns: []Column{shared}},
 		&PutReply{Txn: 1 << 63, Parts: []Part{{Unit: 1, Rows: Ints{0, 3}, Blocks: []Block{{Segment: 1, Offset: 1 << 33, Size: 96}, {}}}}},
 		&PutReply{Result: &PutResult{Indexes: Ints{9}, Generations: Ints{1}, Fields: Strings{"a"}, Tags: tag, Columns: []Column{varying}}},
 		&TxnRequest{Txn: 300},
@@ -95,6 +100,15 @@ func samples() []any {
 		&UnitTransformRequest{Txn: 2, Partition: text, Samples: *named, Keys: keys(2), Rows: 2, Columns: []Column{objects}, Operand: 1,
 			Update: true, Merge: "add", Callable: []byte{0}, WaitMS: 30000},
 		&UnitStatsRequest{Wait: true, Memory: 1, Disk: 2},
+		&UnitAdviseRequest{Question: 7, Uses: []byte{0, 2}},
+		&UnitPrepareRequest{Txn: 3, Shed: true},
+		&UnitPieceRequest{Lease: 4, Column: 1, Offset: 1 << 40, Size: 4096, Sum: 1<<32 - 1},
+		&UnitInventoryRequest{From: 3},
+		&UnitDiscardRequest{Session: 1 << 63},
+		&UnitReply{Stock: []UnitStock{{Partition: text, Column: free, Samples: *named}}, More: 4},
+		&LostRequest{Partition: &text},
+		&LostReply{Cells: []LostCells{{Partition: text, Field: "x", Indexes: Ints{1, 2}, Keys: keys(2), Known: []byte{1, 0}}}},
+		&UnitReply{Sum: 7, Question: &UnitQuestion{Number: 7, Partition: text, Samples: *named}},
 		&UnitReply{Stats: UnitStats{Count: 3, MemoryUsed: 1 << 40, Leases: 2, Scratch: 5, Disk: UnitDisk{Cells: 1, Fallback: 6}}, Blocks: []Block{{Segment: 1, Size: 8}}, Filled: true,
 			Columns: []UnitColumn{{Column: free, Runs: []UnitRun{{Rows: 2, Block: Block{Offset: 64, Size: 12}}}}, {Column: Column{Field: "none"}}},
 			Missing: &MissingCell{Field: "x", Index: 4, Generation: 7, Stale: true}, Writes: true,
@@ -119,8 +133,8 @@ func TestEveryMessageComesBackAsItWas(t *testing.T) {
 		require.Equal(t, message, back)
 	}
 	// Messages inside messages are covered with them.
-	for _, inner := range []string{"Part", "Block", "PutResult", "GetColumn", "Run", "ListedPartition", "Event", "UnitInfo", "PartitionSummary",
-		"UnitAddress", "UnitStats", "UnitColumn", "UnitRun", "MissingCell", "DamagedCell", "UnitDisk", "UnitOpened", "UnitTicket", "UnitGrant"} {
+	for _, inner := range []string{"Part", "Block", "PutResult", "GetColumn", "Run", "ListedPartition", "Event", "UnitInfo", "PartitionSummary", "Sharing", "PartRows",
+		"UnitAddress", "UnitStats", "UnitColumn", "UnitRun", "MissingCell", "DamagedCell", "UnitDisk", "UnitOpened", "UnitQuestion", "UnitStock", "LostCells", "UnitTicket", "UnitGrant"} {
 		seen[inner] = true
 	}
 	for _, name := range declared(t) {

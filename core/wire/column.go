@@ -10,12 +10,17 @@ import (
 // arrays that a server makes for a column of rows without bytes.
 const MaxRows = MaxBody / 8
 
-// columnFields is the number of values of a column on the wire; a longer array is accepted.
+// columnFields is the number of values of a column on the wire; a longer array is accepted. One whose rows are shared has one
+// more.
 const columnFields = 13
 
-// appendTo writes [kind, dtype, ragged, rows, form, field, shape, vary, lengths, ndims, dims, codecs, sizes].
+// appendTo writes [kind, dtype, ragged, rows, form, field, shape, vary, lengths, ndims, dims, codecs, sizes], and the shares when there are some.
 func (c *Column) appendTo(b []byte) []byte {
-	b = appendArrayHeader(b, columnFields)
+	if c.Share == nil {
+		b = appendArrayHeader(b, columnFields)
+	} else {
+		b = appendArrayHeader(b, columnFields+1)
+	}
 	b = appendUint(b, uint64(c.Kind))
 	b = appendUint(b, uint64(c.DType))
 	b = appendUint(b, uint64(c.Ragged))
@@ -28,7 +33,14 @@ func (c *Column) appendTo(b []byte) []byte {
 	b = appendBytes(b, c.NDims)
 	b = appendInts(b, c.Dims)
 	b = appendBytes(b, codecBytes(c.Codecs))
-	return appendInts(b, c.Sizes)
+	if b = appendInts(b, c.Sizes); c.Share == nil {
+		return b
+	}
+	rows := make([]int64, len(c.Share))
+	for i, row := range c.Share {
+		rows[i] = int64(row)
+	}
+	return appendInts(b, rows)
 }
 
 // codecBytes views codecs as the bytes that they are.
@@ -50,6 +62,12 @@ func (c *Column) parse(s *scanner) error {
 	*c = Column{}
 	if err := c.parseFields(s); err != nil {
 		return err
+	}
+	if n > columnFields {
+		n--
+		if err := c.parseShare(s); err != nil {
+			return err
+		}
 	}
 	for range n - columnFields {
 		if err := s.skip(MaxDepth); err != nil {
@@ -102,6 +120,21 @@ func (c *Column) parseFields(s *scanner) (err error) {
 	}
 	c.Sizes = intsOf()
 	return err
+}
+
+func (c *Column) parseShare(s *scanner) error {
+	rows, err := s.ints()
+	if err != nil || rows == nil {
+		return err
+	}
+	c.Share = make([]uint32, len(rows))
+	for i, row := range rows {
+		if row < 0 || row >= int64(c.Rows) {
+			return s.fail("sample %d has row %d of %d", i, row, c.Rows)
+		}
+		c.Share[i] = uint32(row)
+	}
+	return nil
 }
 
 // check refuses what Validate refuses, more rows than any message can name, and columns without a schema but where

@@ -69,6 +69,8 @@ const (
 	OpUnitInventory
 	OpUnitDiscard
 	OpLost
+	OpUnitAdvise
+	OpUnitPiece
 	OpReachUnit
 	OpUnitTicket
 )
@@ -124,12 +126,20 @@ type PutRequest struct {
 	Samples   *Samples // rows by sample, which must exist
 	Insert    int      // this many new samples without a key
 	Columns   []Column
-	Tags      List   // one msgpack map per row, merged onto the stored one; nil: none
-	Update    bool   // stored = merge(stored, new); rows and fields must exist
-	Merge     string // native merge of an update: "concat", "add", "replace", "max", "min"; "": Callable
-	Callable  []byte // pickled merge function of an update, or data parser of a put
-	Inline    bool   // the payload holds the bytes of all columns, one after another
-	Last      bool   // production of the partition is complete with this write
+	Tags      List      // one msgpack map per row, merged onto the stored one; nil: none
+	Update    bool      // stored = merge(stored, new); rows and fields must exist
+	Merge     string    // native merge of an update: "concat", "add", "replace", "max", "min"; "": Callable
+	Callable  []byte    // pickled merge function of an update, or data parser of a put
+	Inline    bool      // the payload holds the bytes of all columns, one after another
+	Last      bool      // production of the partition is complete with this write
+	Shared    []Sharing // of columns whose equal rows are stored once: row i has the bytes of row Rows[i], the first that has them
+	Dedup     Strings   // fields of a parsed put whose equal results are stored once
+}
+
+// Sharing is a list of rows of a column, by its number.
+type Sharing struct {
+	Column int
+	Rows   Ints
 }
 
 // PutReply grants memory (Txn != 0) or holds the result.
@@ -137,6 +147,7 @@ type PutReply struct {
 	Txn    uint64
 	Parts  []Part
 	Result *PutResult
+	Shared []PartRows // parts of which the blocks of some columns have other rows than the part
 	Grants []UnitGrant
 }
 
@@ -145,6 +156,23 @@ type Part struct {
 	Unit   uint32
 	Rows   Ints // pairs [from, to) of rows of the batch; the unit's rows are these, in this order
 	Blocks []Block
+}
+
+// PartRows is the rows of one column that one part stores, in pairs as in Part.
+type PartRows struct {
+	Part   int
+	Column int
+	Rows   Ints
+}
+
+// RowsOf is the rows of a column that lie in the block of a part, in pairs.
+func (r *PutReply) RowsOf(part, column int) Ints {
+	for i := range r.Shared {
+		if at := &r.Shared[i]; at.Part == part && at.Column == column {
+			return at.Rows
+		}
+	}
+	return r.Parts[part].Rows
 }
 
 // Block is a byte range of a unit's segment.
@@ -393,7 +421,17 @@ type UnitInfo struct {
 	CompactedBytes int64
 	FallbackCells  int64
 
-	LostCells int64 // that were lost with an earlier process of the unit, and neither written nor cleared since
+	DiskLogical    int64 // bytes of values, those that cells share counted for each
+	MemoryCells    int64
+	MemoryLogical  int64
+	MemoryPhysical int64
+	WrittenCells   int64 // went to disk when they were put
+	WrittenBytes   int64
+	SpilledCells   int64
+	PromotedCells  int64
+
+	LostCells int64  // that were lost with an earlier process of the unit, and neither written nor cleared since
+	Number    uint32 // by which replies name the unit; one that has come back has a higher one
 }
 
 // ConfigReply has the configuration of the session as its owner stored it.

@@ -8,7 +8,7 @@ var opNames = [...]string{
 	"dump_rows", "load_rows", "metrics", "join_units", "create_partition", "store_config", "stream",
 	"progress",
 	"unit_open", "unit_stage", "unit_commit", "unit_abort", "unit_read", "unit_release", "unit_delete", "unit_transform",
-	"unit_stats", "unit_prepare", "unit_inventory", "unit_discard", "lost", "reach_unit", "unit_ticket",
+	"unit_stats", "unit_prepare", "unit_inventory", "unit_discard", "lost", "unit_advise", "unit_piece", "reach_unit", "unit_ticket",
 }
 
 // String returns the name of the request, "unknown" for a number that is none.

@@ -77,6 +77,13 @@ type UnitStageRequest struct {
 	Partition string
 	Columns   []Column
 	Filled    bool
+	OnDisk    bool // all of it goes to disk
+}
+
+// UnitPrepareRequest writes to disk what goes there of a staged write. With Shed its bytes are not in memory any more.
+type UnitPrepareRequest struct {
+	Txn  uint64
+	Shed bool
 }
 
 // UnitCommitRequest makes staged columns visible: row i is that of sample i. OpUnitAbort takes a TxnRequest.
@@ -95,6 +102,16 @@ type UnitReadRequest struct {
 	Apart     bool
 	Inline    int64
 	Keep      bool
+	Later     bool // what lies on disk is not loaded; OpUnitPiece reads it
+}
+
+// UnitPieceRequest asks for bytes of a column of a lease, whose rows may lie on disk: see store.Streamer.
+type UnitPieceRequest struct {
+	Lease  uint64
+	Column int
+	Offset int64
+	Size   int64
+	Sum    uint32
 }
 
 // UnitDeleteRequest removes cells; Fields nil means all fields.
@@ -117,7 +134,8 @@ type UnitTransformRequest struct {
 	Update    bool
 	Merge     string
 	Callable  []byte
-	WaitMS    int64 // how long the result may wait for memory
+	WaitMS    int64   // how long the result may wait for memory
+	Dedup     Strings // as in a PutRequest
 }
 
 // UnitStatsRequest asks for what the unit holds; with Wait, for the moment when that is less memory or disk than the given.
@@ -145,6 +163,20 @@ type UnitStock struct {
 	Samples   Samples
 }
 
+// UnitAdviseRequest lies at a unit until that has to move cells and asks what their samples are needed for. It brings the answer
+// to the question before: one store.Use per sample.
+type UnitAdviseRequest struct {
+	Question uint64 // 0: none
+	Uses     []byte
+}
+
+// UnitQuestion asks what samples are needed for.
+type UnitQuestion struct {
+	Number    uint64
+	Partition string
+	Samples   Samples
+}
+
 // UnitReply answers every request of a controller that did not fail. Stats are those after the request.
 type UnitReply struct {
 	Stats   UnitStats
@@ -157,7 +189,10 @@ type UnitReply struct {
 	Damaged *DamagedCell // of a read or a transformation that has failed for it
 	Stock   []UnitStock  // of an inventory
 	More    int          // of an inventory: where the rest begins, 0: that was all
-	Ticket  *UnitTicket
+
+	Question *UnitQuestion // of an OpUnitAdvise
+	Sum      uint32        // of an OpUnitPiece
+	Ticket   *UnitTicket
 }
 
 // UnitStats counts what a unit holds. A higher Count was taken later.
@@ -175,9 +210,11 @@ type UnitStats struct {
 	Disk        UnitDisk
 }
 
-// UnitDisk is what a unit counts about its disk.
+// UnitDisk is what a unit counts about its tiers.
 type UnitDisk struct {
 	Cells, Physical, Spilled, Promoted, Compacted, Fallback int64
+
+	Logical, MemoryCells, MemoryLogical, MemoryPhysical, WrittenCells, Written, SpilledCells, PromotedCells int64
 }
 
 // UnitColumn is one column of a read or of a result.
@@ -188,8 +225,9 @@ type UnitColumn struct {
 
 // UnitRun is a number of consecutive rows in one block.
 type UnitRun struct {
-	Rows  int
-	Block Block
+	Rows   int
+	Block  Block
+	OnDisk bool
 }
 
 // DamagedCell says which cell's bytes on disk cannot be read.

@@ -125,13 +125,10 @@ def _serve_unit(arguments: argparse.Namespace) -> int:
     return 0
 
 
-_UNIT = (
-    *("unit_id", "state", "host", "memory_used_bytes", "memory_limit_bytes", "disk_used_bytes", "disk_limit_bytes"),
-    *("samples", "sample_limit", "cells", "leases", "staged"),
-)
-
-
 def _summary() -> dict[str, Any]:
+    from transfer_queue import _lost  # these need torch; a daemon does not
+    from transfer_queue.client import unit_infos
+
     session = _session.current()
     call = _calls.Call(Op.STATUS, b"", lambda reply: _calls.decode(reply.body), timeout=session.timeout_s)
     version, pid, started, clients, partitions, units, *_ = _calls.run(session.handle, call)
@@ -141,7 +138,8 @@ def _summary() -> dict[str, Any]:
         "uptime_s": max(0, int(time.time()) - started),
         "clients": clients,
         "partitions": [_partition(row) for row in partitions or []],
-        "units": [dict(zip(_UNIT, row, strict=False)) for row in units or []],
+        "units": [unit._asdict() for unit in unit_infos(units or [])],
+        "lost": _calls.run(session.handle, _lost.lost(session, None, None)),
     }
 
 
@@ -174,6 +172,8 @@ def status(arguments: argparse.Namespace) -> int:
             end="",
         )
         print(f"{unit['samples']} samples, {unit['cells']} cells")
+        if unit["disk_cells"] or unit["written_cells"] or unit["spilled_cells"]:
+            print(_on_disk(unit))
     for part in summary["partitions"]:
         consumed = ", ".join(f"{task} {n}" for task, n in part["consumed"].items()) or "nothing"
         fields = ", ".join(part["fields"])
@@ -181,7 +181,23 @@ def status(arguments: argparse.Namespace) -> int:
             f"  partition {part['name']!r}: {part['samples']} samples, {part['keys']} keys, fields [{fields}], ", end=""
         )
         print(f"consumed: {consumed}")
+        if lost := summary["lost"].get(part["name"]):
+            some = ", ".join(f"{name!r} [{', '.join(of)}]" for name, of in list(lost.items())[:_FEW])
+            print(f"    lost with a unit: {some}{f' and {len(lost) - _FEW} more' if len(lost) > _FEW else ''}")
     return 0
+
+
+_FEW = 5  # of a long list
+
+
+def _on_disk(unit: dict[str, Any]) -> str:
+    limit = f" of {unit['disk_limit_bytes']:,}" if unit["disk_limit_bytes"] else ""
+    return (
+        f"  {'':<10} {'':<8} {unit['disk_used_bytes']:>16,}{limit} bytes on disk, {unit['disk_cells']} cells in "
+        f"{unit['disk_physical_bytes']:,} bytes of files; so far {unit['spilled_bytes']:,} spilled, "
+        f"{unit['promoted_bytes']:,} promoted, {unit['compacted_bytes']:,} compacted, "
+        f"{unit['fallback_cells']} cells not taken"
+    )
 
 
 def main(argv: list[str] | None = None) -> int:

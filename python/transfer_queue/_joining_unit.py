@@ -9,7 +9,7 @@ from typing import Any
 from transfer_queue import _calls, _session
 from transfer_queue._controller_requests import join_units
 from transfer_queue._unit import UnitHost, limits
-from transfer_queue.errors import NotInitializedError, UnavailableError
+from transfer_queue.errors import TransferQueueError
 
 _AGAIN_S = 1.0  # how often it makes sure that the session has it
 
@@ -50,7 +50,7 @@ class JoiningUnit:
         while signal.sigtimedwait(ends, _AGAIN_S) is None:
             try:
                 self._join(_session.open_session(self._conf, "attach"))
-            except (NotInitializedError, UnavailableError) as error:
+            except TransferQueueError as error:
                 if there:
                     print(f"waiting for the session: {error}", flush=True)
                 _session.close()

@@ -27,4 +27,4 @@ def _read(reply: Reply) -> Lost:
         of = out.setdefault(partition, {})
         for index, key, has_key in zip(decode_ints(indexes), names, known, strict=True):
             of.setdefault(key if has_key else index, []).append(field)
-    return out
+    return {partition: {name: sorted(fields) for name, fields in of.items()} for partition, of in out.items()}

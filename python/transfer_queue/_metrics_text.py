@@ -49,6 +49,21 @@ class _Unit(NamedTuple):
     cells: int
     leases: int
     staged: int
+    disk_cells: int
+    disk_physical: int
+    spilled_bytes: int
+    promoted_bytes: int
+    compacted_bytes: int
+    fallback_cells: int
+    disk_logical: int
+    memory_cells: int
+    memory_logical: int
+    memory_physical: int
+    written_cells: int
+    written_bytes: int
+    spilled_cells: int
+    promoted_cells: int
+    lost_cells: int
     resident: int
     requests: list[_Requests]
 
@@ -63,8 +78,10 @@ def _requests(rows: list[list[Any]] | None) -> list[_Requests]:
 
 def _unit(row: list[Any]) -> _Unit:
     (name, state, _host, *numbers), resident, requests, *_ = row
-    return _Unit._make([name, state, *numbers[:9], resident, _requests(requests)])
+    return _Unit._make([name, state, *numbers[:_NUMBERS], resident, _requests(requests)])
 
+
+_NUMBERS = _Unit._fields.index("resident") - 2  # of a unit, behind its name and state
 
 _Counted = tuple[_Labels, _Requests]
 
@@ -190,17 +207,60 @@ _OF_UNITS: tuple[tuple[str, str, Callable[[_Unit], float | None]], ...] = (
     ),
     ("active_keys_total", "Samples of a unit.", lambda u: u.samples),
     ("memory_rss_bytes", "Memory pages of the cells of a unit.", lambda u: u.resident),
-    ("ssd_active_values", "Values on disk.", lambda u: 0),
-    ("ssd_active_bytes", "Bytes of values on disk.", lambda u: u.disk_used),
-    ("ssd_fallback_values_total", "Values that stayed in memory because the disk did not take them.", lambda u: 0),
+    ("ssd_active_values", "Values on disk.", lambda u: u.disk_cells),
+    ("ssd_active_bytes", "Bytes of values on disk.", lambda u: u.disk_logical),
+    (
+        "ssd_fallback_values_total",
+        "Values that stayed in memory because the disk did not take them.",
+        lambda u: u.fallback_cells,
+    ),
     ("memory_used_bytes", "Payload of cells and reservations.", lambda u: u.memory_used),
     ("memory_limit_bytes", "Most bytes in memory.", lambda u: u.memory_limit or None),
     ("disk_used_bytes", "Payload of cells on disk.", lambda u: u.disk_used),
     ("disk_limit_bytes", "Most bytes on disk.", lambda u: u.disk_limit or None),
     ("cells", "Stored cells.", lambda u: u.cells),
+    (
+        "lost_cells",
+        "Cells that were lost with an earlier process of a unit, until they are written or cleared.",
+        lambda u: u.lost_cells,
+    ),
     ("leases", "Reads in progress and zero-copy views.", lambda u: u.leases),
     ("staged_writes", "Writes in progress.", lambda u: u.staged),
 )
+
+
+_OF_TIERS: tuple[tuple[str, str, Callable[[_Unit], int], Callable[[_Unit], int]], ...] = (
+    ("values", "Values of a tier.", lambda u: u.memory_cells, lambda u: u.disk_cells),
+    (
+        "logical_bytes",
+        "Payload of the values of a tier; one that several cells share counts for each.",
+        lambda u: u.memory_logical,
+        lambda u: u.disk_logical,
+    ),
+    ("used_bytes", "Payload that a tier holds, reservations included.", lambda u: u.memory_used, lambda u: u.disk_used),
+    ("physical_bytes", "Pages that a tier takes.", lambda u: u.memory_physical, lambda u: u.disk_physical),
+)
+
+_MOVED: tuple[tuple[str, str, Callable[[_Unit], int]], ...] = (
+    ("written_values", "Values that went to disk when they were put.", lambda u: u.written_cells),
+    ("written_bytes", "Their payload.", lambda u: u.written_bytes),
+    ("spilled_values", "Values that were moved to disk to make room.", lambda u: u.spilled_cells),
+    ("spilled_bytes", "Their payload.", lambda u: u.spilled_bytes),
+    ("promoted_values", "Values that were moved back to memory.", lambda u: u.promoted_cells),
+    ("promoted_bytes", "Their payload.", lambda u: u.promoted_bytes),
+    ("compacted_bytes", "Payload that was copied on disk to give space back.", lambda u: u.compacted_bytes),
+)
+
+
+def _tiers(text: _Text, units: list[_Unit]) -> None:
+    for name, description, in_memory, on_disk in _OF_TIERS:
+        samples: list[_Sample] = []
+        for unit in units:
+            samples.append(((*unit.label, ("tier", "memory")), in_memory(unit)))
+            samples.append(((*unit.label, ("tier", "disk")), on_disk(unit)))
+        text.add("gauge", f"tq_storage_tier_{name}", description, samples)
+    for name, description, value_of in _MOVED:
+        text.add("counter", f"tq_storage_{name}_total", description, [(unit.label, value_of(unit)) for unit in units])
 
 
 def _units(text: _Text, units: list[_Unit], ssd_offload: bool) -> None:
@@ -210,6 +270,7 @@ def _units(text: _Text, units: list[_Unit], ssd_offload: bool) -> None:
         text.add("gauge", f"tq_storage_{name}", description, given)
     on_disk = [(unit.label, int(ssd_offload)) for unit in units]
     text.add("gauge", "tq_storage_ssd_offload_enabled", "Whether a unit keeps values on disk.", on_disk)
+    _tiers(text, units)
     states = [((*unit.label, ("state", unit.state)), 1) for unit in units]
     text.add("gauge", "tq_storage_state", "1 for the state of a unit.", states)
 

@@ -55,5 +55,7 @@ class Op(IntEnum):
     UNIT_INVENTORY = 46
     UNIT_DISCARD = 47
     LOST = 48
-    REACH_UNIT = 49
-    UNIT_TICKET = 50
+    UNIT_ADVISE = 49
+    UNIT_PIECE = 50
+    REACH_UNIT = 51
+    UNIT_TICKET = 52

@@ -57,14 +57,10 @@ class Actors:
     def end(self) -> None:
         """End all of them, and return when they are gone."""
         ray = ray_module()
-        handles = [*self.units.values(), self.controller]
-        endings = []
-        for handle in handles:
-            with contextlib.suppress(Exception):
-                endings.append(handle.shutdown.remote())
-        with contextlib.suppress(Exception):
-            ray.wait(endings, num_returns=len(endings), timeout=_END_S)
-        for handle in handles:
+        units = list(self.units.values())
+        _shut_down([self.controller])  # it tells durable units to drop what only this session knows
+        _shut_down(units)
+        for handle in [*units, self.controller]:
             with contextlib.suppress(Exception):
                 ray.kill(handle)
         self._wait()
@@ -83,6 +79,16 @@ class Actors:
         """Whether Ray still knows the name of one of them, which would keep the next session from having it."""
         units = {_ray_units.actor_name(rank) for rank in range(len(self.units))}
         return _named() is not None or not units.isdisjoint(ray_module().util.list_named_actors())
+
+
+def _shut_down(handles: list[Any]) -> None:
+    """Ask actors to end by themselves, and wait a little."""
+    endings = []
+    for handle in handles:
+        with contextlib.suppress(Exception):
+            endings.append(handle.shutdown.remote())
+    with contextlib.suppress(Exception):
+        ray_module().wait(endings, num_returns=len(endings), timeout=_END_S)
 
 
 _actors: Actors | None = None

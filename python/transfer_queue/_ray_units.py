@@ -42,10 +42,14 @@ def start(conf: Any) -> dict[str, Any]:
     count = int(section.get("num_data_storage_units") or 1)
     places = get_node_round_robin_scheduling_strategies(count, section.get("required_node_resource"))
     plain = OmegaConf.to_container(section, resolve=True)
+    # One that keeps values beyond its process is started again when that ends, and joins with what is on its disk.
+    offload = section.get("ssd_offload") or {}
+    durable = offload.get("enabled") and (offload.get("durability") or "none") != "none"
+    restarts = {"max_restarts": -1} if durable else {}
     listen, security = several_nodes(), conf.get("security") or ""
     return {
         f"unit-{rank}": simple_storage.SimpleStorageUnit.options(
-            name=actor_name(rank), scheduling_strategy=place
+            name=actor_name(rank), scheduling_strategy=place, **restarts
         ).remote(plain, name=f"unit-{rank}", environment=environment(), listen=listen, security=security)
         for rank, place in enumerate(places)
     }

@@ -207,10 +207,14 @@ def _put_call(
     native: str = "",
     function: bytes | None = None,
     last: bool = False,
+    dedup: list[str] | None = None,
 ) -> Call[Any]:
     names = packed.names if packed else []
     _refuse_surrogates("field", names, "")
-    body = encode([partition, _strings(keys), samples, insert, encode(names), tags, update, native, function, last])
+    parts = [partition, _strings(keys), samples, insert, encode(names), tags, update, native, function, last]
+    if dedup:
+        parts.append(encode(dedup))
+    body = encode(parts)
     call = Call(Op.PUT, body, read, timeout=seconds(timeout, session.timeout_s))
     if packed:
         call.columns, call.n_columns, call.rows, call.keep = packed.address, len(packed), packed.rows, packed
@@ -267,6 +271,7 @@ def kv_batch_put(
     tags: Any,
     data_parser: Any,
     timeout: float | None,
+    dedup: Any = None,
 ) -> Call[KVBatchMeta]:
     op = "kv_batch_put"
     if fields is None and tags is None:
@@ -286,7 +291,17 @@ def kv_batch_put(
         keys=listed,
         tags=_encode_tags(tags, op),
         function=_parser(data_parser, op) if packed else None,
+        dedup=_stored_once(dedup, packed, op),
     )
+
+
+def _stored_once(dedup: Any, packed: Packed | None, op: str) -> list[str] | None:
+    fields = _field_list(dedup, op, "dedup")
+    names = packed.names if packed else []
+    for field in fields or ():
+        if field not in names:
+            raise InvalidArgumentError(f'dedup: field "{field}" is not among those that are put: {names}', op)
+    return fields
 
 
 def _table(fields: Any, rows: int, op: str) -> Packed:

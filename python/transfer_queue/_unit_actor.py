@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import sys
+import threading
+import time
 import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from transfer_queue._actor_class import node_address
+from transfer_queue._actor_class import node_address, ray_module
 from transfer_queue._unit import UnitHost, limits
-from transfer_queue.errors import UnavailableError
+from transfer_queue.errors import TransferQueueError, UnavailableError
 from transfer_queue.utils.zmq_utils import ZMQServerInfo
+
+_AGAIN_S = 0.5
+
+
+def _started_again() -> bool:
+    """Whether Ray runs this actor once more because its process had ended."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return False
+    return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
 class UnitActor:
@@ -47,8 +61,22 @@ class UnitActor:
             name = name or f"TQ_STORAGE_UNIT_{uuid.uuid4().hex[:8]}"
             at = node_address() if listen else ""
             self._host = UnitHost(name, memory, samples, storage=storage, listen=at, security=security)
+            if _started_again():
+                threading.Thread(target=self._join_again, name="tq-join", daemon=True).start()
         except BaseException as error:
             self._failed = error  # an error of the constructor would reach nobody as what it is
+
+    def _join_again(self) -> None:
+        """Take the place of the process before this one, whose end the controller may not know of yet."""
+        from transfer_queue import _ray
+
+        ray = ray_module()
+        while (host := self._host) is not None:
+            with contextlib.suppress(ray.exceptions.RayError, TransferQueueError, ValueError):
+                controller = ray.get_actor(_ray.NAME, namespace=_ray.NAMESPACE)
+                ray.get(controller.join_units.remote([host.address]))
+                return
+            time.sleep(_AGAIN_S)
 
     @property
     def _open(self) -> UnitHost:

@@ -38,6 +38,14 @@ class UnitInfo(NamedTuple):
         promoted_bytes: moved back to memory so far.
         compacted_bytes: copied on disk so far to give space back.
         fallback_cells: belonged on disk so far but stayed in memory, because they could not be written.
+        disk_logical_bytes: payload of the cells on disk; one that several share (``dedup``) counts for each.
+        memory_cells: cells that lie in memory.
+        memory_logical_bytes: likewise, their payload.
+        memory_physical_bytes: pages of memory that hold cells or are kept for the next.
+        written_cells: went to disk so far when they were put.
+        written_bytes: their payload.
+        spilled_cells: see ``spilled_bytes``.
+        promoted_cells: see ``promoted_bytes``.
         lost_cells: were lost with an earlier process of the unit, see ``list_lost``.
     """
 
@@ -59,6 +67,14 @@ class UnitInfo(NamedTuple):
     promoted_bytes: int = 0
     compacted_bytes: int = 0
     fallback_cells: int = 0
+    disk_logical_bytes: int = 0
+    memory_cells: int = 0
+    memory_logical_bytes: int = 0
+    memory_physical_bytes: int = 0
+    written_cells: int = 0
+    written_bytes: int = 0
+    spilled_cells: int = 0
+    promoted_cells: int = 0
     lost_cells: int = 0
 
 

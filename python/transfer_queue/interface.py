@@ -146,8 +146,8 @@ async def async_list_units(timeout: float | None = None) -> list[UnitInfo]:
 def list_lost(partition_id: str | None = None, timeout: float | None = None) -> dict[str, dict[str | int, list[str]]]:
     """What was lost with a storage unit: partition -> key -> fields.
 
-    A sample without a key is named by its index. Reading such a field raises DataLostError until it is written again, or
-    its key or the field is cleared; it counts as not produced.
+    A sample without a key is named by its index. Reading such a field raises DataLostError until it is written again,
+    or its key or the field is cleared; it counts as not produced.
 
     Args:
         partition_id: only of this partition; None: of all.
@@ -236,6 +236,7 @@ def kv_batch_put(
     tags: Sequence[dict[str, Any]] | None = None,
     data_parser: DataParser | None = None,
     timeout: float | None = None,
+    dedup: str | Sequence[str] | None = None,
 ) -> KVBatchMeta:
     """Write columns and tags of many samples, all or nothing.
 
@@ -246,6 +247,8 @@ def kv_batch_put(
         tags: one dict per key, merged onto the stored one.
         data_parser: called where the data is stored with ``{field: column}``; what it returns is stored instead.
         timeout: seconds.
+        dedup: fields of which equal payloads in this batch, such as the image of a prompt in all its samples, are sent
+            and stored once, and freed with the last sample that has them. Reads and writes show no difference.
 
     Returns:
         The keys in their order, their stored tags, and the fields that all of them have.
@@ -269,7 +272,7 @@ def kv_batch_put(
         >>> tq.close()
     """
     session = _session.current("kv_batch_put", timeout)
-    call = _requests.kv_batch_put(session, keys, partition_id, fields, tags, data_parser, timeout)
+    call = _requests.kv_batch_put(session, keys, partition_id, fields, tags, data_parser, timeout, dedup)
     return _calls.run(session.handle, call)
 
 
@@ -280,10 +283,11 @@ async def async_kv_batch_put(
     tags: Sequence[dict[str, Any]] | None = None,
     data_parser: DataParser | None = None,
     timeout: float | None = None,
+    dedup: str | Sequence[str] | None = None,
 ) -> KVBatchMeta:
     """Async twin of `kv_batch_put`. The values have been copied when the coroutine is first suspended."""
     session = _session.current("kv_batch_put", timeout)
-    call = _requests.kv_batch_put(session, keys, partition_id, fields, tags, data_parser, timeout)
+    call = _requests.kv_batch_put(session, keys, partition_id, fields, tags, data_parser, timeout, dedup)
     return await _calls.run_async(session.handle, call)
 
 
@@ -611,10 +615,10 @@ class Change(NamedTuple):
     """One change that `kv_watch` yields.
 
     Attributes:
-        kind: ``"put"``, ``"update"`` or ``"clear"``.
+        kind: ``"put"``, ``"update"``, ``"clear"``, or ``"lost"`` for what was lost with a storage unit.
         key: the sample.
-        fields: fields that were written or cleared; None when the whole sample was cleared.
-        tags: the tag after the change; None after a clear.
+        fields: fields that were written, cleared or lost; None when the whole sample was cleared.
+        tags: the tag after the change; None after a clear and a loss.
     """
 
     kind: str

@@ -14,19 +14,11 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 import transfer_queue
+from disks import offload
 from processes import until
 from transfer_queue import errors
 
 MIB = 1 << 20
-
-
-def offload(path: Path, threshold: int = 1 << 40, **more: Any) -> dict[str, Any]:
-    """One unit with a disk."""
-    section = {
-        "num_data_storage_units": 1,
-        "ssd_offload": {"enabled": True, "path": str(path), "threshold_bytes": threshold},
-    }
-    return {"backend": {"SimpleStorage": {**section, **more}}}
 
 
 def files(path: Path) -> list[Path]:

@@ -131,6 +131,7 @@ def test_values_follow_from_what_was_done(tq: Any) -> None:
         assert got.of("tq_storage_memory_limit_bytes", **at) == 1 << 24
         assert got.of("tq_storage_memory_rss_bytes", **at) >= unit.memory_used_bytes
         assert got.of("tq_storage_cells", **at) == unit.cells
+        assert got.of("tq_storage_lost_cells", **at) == unit.lost_cells == 0
         assert got.of("tq_storage_state", state="ACTIVE", **at) == 1
         for name in ("offload_enabled", "active_values", "active_bytes", "fallback_values_total"):
             assert got.of(f"tq_storage_ssd_{name}", **at) == 0

@@ -21,6 +21,7 @@ from transfer_queue._controller_requests import join_units
 from transfer_queue._unit import UnitHost
 from transfer_queue.errors import (
     AlreadyExistsError,
+    DataLostError,
     InvalidArgumentError,
     ResourceExhaustedError,
     TransferQueueError,
@@ -256,7 +257,15 @@ def test_a_unit_is_killed(units: Units, width: int) -> None:
 
     units.start("unit-a")  # a new process under the old name
     units.join("unit-a")
-    assert sorted(unit.state for unit in tq.list_units()) == ["ACTIVE", "ACTIVE", "UNAVAILABLE"]
+    assert units.state() == {"unit-a": "ACTIVE", "unit-b": "ACTIVE"}
+    lost = tq.list_lost()["p"]
+    assert all(fields == ["n", "x"] for fields in lost.values())
+    assert not {dead, alive, *fresh} & set(lost)
+    (again,) = list(lost)[:1]
+    with pytest.raises(DataLostError, match=again):
+        tq.kv_batch_get([again, alive], "p")
+    tq.kv_batch_put([again], "p", _batch([5.0], width))
+    assert tq.kv_batch_get([again, alive], "p")["n"].tolist() == [5.0, 2 * float(alive[1:])]
 
 
 def test_a_unit_that_hangs_holds_up_only_who_needs_it(units: Units) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,55 +12,13 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from processes import Nursery, until
-from transfer_queue import _calls, _requests, _session, errors
-from transfer_queue._unit import UnitHost
+from disks import Disks, disks
+from processes import until
+from transfer_queue import _session, errors
+
+__all__ = ["disks"]
 
 MIB = 1 << 20
-
-
-def _hosts(line: Any, name: str, limit: int, storage: dict[str, Any]) -> None:
-    host = UnitHost(name, limit, storage=storage)
-    line.send(host.address)
-    line.recv()
-    host.close()
-
-
-class Disks:
-    """A session over unit processes that share a folder."""
-
-    def __init__(self, tq: Any, nursery: Nursery, path: Path) -> None:
-        self.tq, self.nursery, self.path = tq, nursery, path
-        self.children: list[Any] = []
-
-    def start(self, name: str, limit: int = 0, threshold: int = 4096, **storage: Any) -> None:
-        offload = {"enabled": True, "path": str(self.path), "threshold_bytes": threshold}
-        child = self.nursery.start(_hosts, name, limit, {"ssd_offload": offload, **storage})
-        self.children.append(child)
-        session = _session.current()
-        _calls.run(session.handle, _requests.join_units(session, [child.recv()]))
-
-    def sums(self, *names: str) -> tuple[int, ...]:
-        """Counters over all units."""
-        listed = self.tq.list_units()
-        return tuple(sum(getattr(unit, name) for unit in listed) for name in names)
-
-    def files(self) -> list[Path]:
-        return [file for file in self.path.rglob("values*") if file.is_file()]
-
-
-@pytest.fixture
-def disks(runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, nursery: Nursery, tmp_path: Path) -> Iterator[Disks]:
-    import transfer_queue
-
-    options = _session._options
-    monkeypatch.setattr(_session, "_options", lambda *args: {**options(*args), "units": -1})
-    storage = {"SimpleStorage": {"put_wait_s": 10.0}}
-    transfer_queue.init({"client": {"timeout_s": 30}, "backend": storage, "remote": {"listen": "tcp://:0"}})
-    try:
-        yield Disks(transfer_queue, nursery, tmp_path / "disk")
-    finally:
-        transfer_queue.close()
 
 
 @pytest.mark.parametrize("width", [2000, MIB])

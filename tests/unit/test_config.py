@@ -65,6 +65,7 @@ def test_defaults_are_those_of_the_peer_and_ours():
             "enabled": False,
             "path": None,
             "threshold_bytes": 1048576,
+            "durability": "none",
             "glibc_mmap_threshold_bytes": 1048576,
         },
     }
@@ -195,6 +196,7 @@ WRONG = [
     (storage(ssd_offload={"enabled": 1}), "ssd_offload.enabled: got 1"),
     (storage(ssd_offload={"enabled": True}), "backend.SimpleStorage.ssd_offload.path: got None, want a directory"),
     (storage(ssd_offload={"enabled": True, "path": "/x", "threshold_bytes": 0}), "threshold must be greater than zero"),
+    (storage(ssd_offload={"enabled": True, "path": "/x", "durability": True}), "durability: got True, want 'none' or"),
     (
         storage(ssd_offload={"enabled": True, "path": "/x", "glibc_mmap_threshold_bytes": 0}),
         "glibc_mmap_threshold_bytes: got 0",

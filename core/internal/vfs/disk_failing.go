@@ -37,6 +37,13 @@ func (f *FailingDisk) Heal() {
 	f.At, f.Forever = -1, false
 }
 
+// FailNext makes the n-th call from now fail, counted from 0.
+func (f *FailingDisk) FailNext(n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.At, f.failed = f.calls+n, false
+}
+
 func (f *FailingDisk) next(call string) error {
 	if f.Only != "" && f.Only != call {
 		return nil

@@ -32,7 +32,9 @@ func (t *Tier) victims() (out []uint32) {
 			out = append(out, g.number)
 		case g == t.places.open && wasteful(g, total):
 			g.full, t.places.open = true, nil
-			out = append(out, g.number)
+			if !t.tidy(g) { // it could not be emptied before
+				out = append(out, g.number)
+			}
 		}
 		return true
 	})

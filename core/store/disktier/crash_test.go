@@ -1,6 +1,7 @@
 package disktier
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -90,17 +91,21 @@ func (c *crasher) put() error {
 	list := c.some()
 	c.seed++
 	size := sizeOf(c.seed)
-	tx, err := c.s.Stage("p", []schema.Column{bytesColumn("x", len(list), size), bytesColumn("y", len(list), size)})
+	x, y := bytesColumn("x", len(list), size), bytesColumn("y", len(list), size)
+	if c.seed%3 == 0 { // all rows of x are alike, and may be one
+		x.Rows, x.Share = 1, make([]uint32, len(list))
+	}
+	tx, err := c.s.Stage("p", []schema.Column{x, y})
 	if err != nil {
 		return err
 	}
-	for _, b := range tx.Blocks() {
+	for k, b := range tx.Blocks() {
 		to := c.s.Bytes(b)
-		for i := range list {
+		for i := range []int{x.Rows, y.Rows}[k] {
 			copy(to[int64(i)*size:], value(c.seed, size))
 		}
 	}
-	if err := store.Prepare(tx); err != nil || c.rnd.IntN(6) == 0 {
+	if err := store.Prepare(context.Background(), tx); err != nil || c.rnd.IntN(6) == 0 {
 		tx.Abort()
 		return err
 	}

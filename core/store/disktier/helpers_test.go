@@ -1,6 +1,7 @@
 package disktier
 
 import (
+	"context"
 	"hash/crc32"
 	"math/rand/v2"
 	"testing"
@@ -51,7 +52,7 @@ func stage(t testing.TB, s store.Store, from int64, count int, size int64) store
 func put(t testing.TB, s store.Store, from int64, count int, size int64) {
 	t.Helper()
 	tx := stage(t, s, from, count, size)
-	require.NoError(t, store.Prepare(tx))
+	require.NoError(t, store.Prepare(context.Background(), tx))
 	tx.Commit(samples(from, count))
 }
 

@@ -434,6 +434,22 @@ func (r *replay) entries() (out []restored) {
 			}
 		}
 	}
+	return joinShared(out)
+}
+
+// joinShared makes the cells that name one block those of one entry: they share its only row.
+func joinShared(list []restored) (out []restored) {
+	first := map[store.Block]int{}
+	for i := range list {
+		e := &list[i]
+		at, known := first[e.block]
+		if known && e.block.Size > 0 {
+			out[at].samples = append(slices.Clip(out[at].samples), e.samples...)
+			continue
+		}
+		first[e.block] = len(out)
+		out = append(out, *e)
+	}
 	return out
 }
 

@@ -3,6 +3,7 @@ package disktier
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 	"sync"
 
@@ -128,7 +129,7 @@ func (t *Tier) newSegment() (*segment, error) {
 	}
 	if err != nil {
 		_ = f.Close()
-		_ = t.fs.Remove(path)
+		t.discard(path)
 		return nil, t.failed(err, "new segment")
 	}
 	g := &segment{number: number, file: f, path: path, end: valuesStart}
@@ -261,6 +262,7 @@ func (t *Tier) reclaim() bool {
 	}
 	t.places.Lock()
 	defer t.places.Unlock()
+	t.discard()
 	for _, f := range ready {
 		g := t.segment(f.block.Segment)
 		g.account(f.block.Offset, f.block.Size, -1)
@@ -279,7 +281,7 @@ func (t *Tier) tidy(g *segment) bool {
 	case g.full || g.broken:
 		_ = g.file.Truncate(0) // clients of the file system may hold it open
 		_ = g.file.Close()
-		_ = t.fs.Remove(g.path)
+		t.discard(g.path)
 		t.segments.Delete(g.number)
 		if t.places.open == g {
 			t.places.open = nil
@@ -290,6 +292,17 @@ func (t *Tier) tidy(g *segment) bool {
 		g.end, g.pages, g.holes = valuesStart, nil, 0
 	}
 	return true
+}
+
+// discard removes files, and those that could not be removed before. Called with places held.
+func (t *Tier) discard(paths ...string) {
+	paths = append(t.places.discarded, paths...)
+	t.places.discarded = nil
+	for _, path := range paths {
+		if err := t.fs.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.places.discarded = append(t.places.discarded, path)
+		}
+	}
 }
 
 // punchAround returns the pages of a freed block to the file system, with dead ones around them. Called with places held.

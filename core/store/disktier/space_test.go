@@ -1,6 +1,7 @@
 package disktier
 
 import (
+	"context"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -49,7 +50,7 @@ func TestSpaceComesBack(t *testing.T) {
 			require.NoError(t, s.Tier().Sync())
 			require.LessOrEqual(t, physical(t, dir), full-4*size+4*pageSize, "an overwritten value")
 			tx := stage(t, s, 20, 5, size)
-			require.NoError(t, store.Prepare(tx))
+			require.NoError(t, store.Prepare(context.Background(), tx))
 			tx.Abort()
 			require.NoError(t, s.Tier().Sync())
 			require.LessOrEqual(t, physical(t, dir), full-4*size+4*pageSize, "a write that was given up")
@@ -163,7 +164,7 @@ func fillAndClear(t *testing.T, durability Durability, disk vfs.Disk, dir string
 		for {
 			index, size := int64(len(sizes)), []int64{100, 3000, 20_000, 70_000}[rnd.IntN(4)]
 			tx := stage(t, s, index, 1, size)
-			if err := store.Prepare(tx); err != nil {
+			if err := store.Prepare(context.Background(), tx); err != nil {
 				require.Equal(t, tqerr.ResourceExhausted, tqerr.CodeOf(err), "cycle %d: %v", cycle, err)
 				require.ErrorContains(t, err, "no space")
 				tx.Abort()

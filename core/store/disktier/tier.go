@@ -62,8 +62,9 @@ type Tier struct {
 	segments sync.Map // number -> *segment
 	places   struct {
 		sync.Mutex
-		open *segment
-		next uint32
+		open      *segment
+		next      uint32
+		discarded []string // files that could not be removed yet
 	}
 	files struct {
 		sync.Mutex

@@ -1,6 +1,7 @@
 package storetest
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -151,7 +152,16 @@ func (w *worker) write() error {
 			columns = append(columns, w.column(field, len(indexes)))
 		}
 	}
-	tx, err := w.s.Stage(w.partition, descriptors(columns))
+	for i := range columns {
+		if w.rnd.IntN(4) == 0 {
+			columns[i] = w.shared(columns[i])
+		}
+	}
+	stage := w.s.Stage
+	if s, ok := w.s.(store.DiskStager); ok && w.rnd.IntN(6) == 0 {
+		stage = s.StageOnDisk
+	}
+	tx, err := stage(w.partition, descriptors(columns))
 	if tqerr.CodeOf(err) == tqerr.ResourceExhausted {
 		return nil
 	}
@@ -159,6 +169,16 @@ func (w *worker) write() error {
 		return err
 	}
 	fill(w.s, tx, columns)
+	if n := w.rnd.IntN(8); n < 2 { // what goes to disk is written now; its memory stays until Commit, or does not
+		prepare := store.Prepare
+		if n == 0 {
+			prepare = store.PrepareAndShed
+		}
+		if err := prepare(context.Background(), tx); err != nil {
+			tx.Abort()
+			return err
+		}
+	}
 	if w.rnd.IntN(5) == 0 {
 		tx.Abort()
 		return nil
@@ -168,11 +188,27 @@ func (w *worker) write() error {
 		if w.cells[c.Field] == nil {
 			w.cells[c.Field] = map[int64]row{}
 		}
-		for i, r := range c.list() {
+		for i, r := range c.expand().list() {
 			w.cells[c.Field][indexes[i]] = r
 		}
 	}
 	return nil
+}
+
+// shared lets all samples of a column share a few of its rows.
+func (w *worker) shared(f filled) filled {
+	n := 1 + w.rnd.IntN(f.Rows)
+	share := make([]uint32, f.Rows)
+	for i := range share {
+		share[i] = uint32(w.rnd.IntN(n))
+	}
+	for row := range n { // each has a holder
+		share[row] = uint32(row)
+	}
+	w.rnd.Shuffle(len(share), func(i, j int) { share[i], share[j] = share[j], share[i] })
+	out := filled{Column: f.Slice(0, n), rows: f.rows[:n]}
+	out.Share = share
+	return out
 }
 
 // present picks indexes that have all of some fields, with repetitions, and says what a read must return.
@@ -205,12 +241,46 @@ func (w *worker) read() error {
 		return fmt.Errorf("read of cells that are there: %w", err)
 	}
 	w.held = append(w.held, held{l, want})
+	if err := w.stream(names, indexes, want); err != nil {
+		return err
+	}
 	if len(w.held) > 6 {
 		if err := w.release(); err != nil {
 			return err
 		}
 	}
 	return w.readMissing()
+}
+
+// stream reads the same in pieces, without loading it.
+func (w *worker) stream(names []string, indexes []int64, want [][]row) error {
+	p, pins := w.s.(store.Pinner)
+	if !pins || w.rnd.IntN(3) > 0 {
+		return nil
+	}
+	l, err := p.Pin(w.partition, names, w.samples(indexes))
+	if err != nil {
+		return fmt.Errorf("pin of cells that are there: %w", err)
+	}
+	defer l.Release()
+	for k, column := range l.Columns() {
+		all := make([]byte, column.Column.Bytes())
+		sum := uint32(0)
+		for at := 0; at < len(all); {
+			piece := all[at:min(len(all), at+1+w.rnd.IntN(5000))]
+			if sum, err = l.(store.Streamer).Piece(k, int64(at), sum, piece); err != nil {
+				return err
+			}
+			at += len(piece)
+		}
+		offsets := column.Column.Offsets()
+		for i, r := range want[k] {
+			if r.bytes != string(all[offsets[i]:offsets[i+1]]) {
+				return fmt.Errorf("field %s: row %d differs in pieces", names[k], i)
+			}
+		}
+	}
+	return nil
 }
 
 func (w *worker) readMissing() error {

@@ -53,6 +53,12 @@ var tests = []struct {
 	{"indexes far apart", 0, farApart},
 	{"partitions are apart", 0, partitionsAreApart},
 	{"on free is told", 0, onFree},
+	{"shared rows", 0, sharedRows},
+	{"shared rows are replaced one by one", 0, sharedRowsAreReplaced},
+	{"a lease keeps a shared row", 0, leaseKeepsSharedRow},
+	{"shared rows beside others", 0, sharedBesideOthers},
+	{"bad shares are refused", 0, badShares},
+	{"a stale commit of shared rows", 0, staleShared},
 	{"close refuses while in use", 0, closeRefuses},
 	{"random operations", 8 << 20, randomOperations},
 }

@@ -50,6 +50,18 @@ func (f filled) pick(positions ...int) filled {
 	return out
 }
 
+// expand spells out the rows of all samples of a column with shared ones.
+func (f filled) expand() filled {
+	if f.Share == nil {
+		return f
+	}
+	positions := make([]int, len(f.Share))
+	for i, row := range f.Share {
+		positions[i] = int(row)
+	}
+	return f.pick(positions...)
+}
+
 // withBytes gives every row of a column bytes that depend on the seed and the row.
 func withBytes(c schema.Column, seed uint64) filled {
 	rnd := rand.New(rand.NewPCG(seed, 0))

@@ -57,7 +57,7 @@ func (s *Table) pageLocked(c *column, key int64) *page {
 	return pg
 }
 
-// bindLocked points the cells of samples to the rows of an extent, from a row on.
+// bindLocked points the cells of samples to the rows of an extent, from a row on. One sample at a time shares a row.
 func (s *Table) bindLocked(c *column, extent uint32, row int, samples []schema.Sample) int64 {
 	var f freer
 	added, bound := 0, 0

@@ -11,7 +11,8 @@ func (s *Table) Check() error {
 		return err
 	}
 	var used [3]int64
-	pins, dead, diskCells := 0, 0, int64(0)
+	var values, logical [3]int64
+	pins, dead := 0, 0
 	s.mu.extents.Each(func(id uint32, e *extent) {
 		if e.rows == 0 || err != nil {
 			return
@@ -25,8 +26,9 @@ func (s *Table) Check() error {
 		var bytes int64
 		bytes, err = s.checkExtentLocked(id, e, rows[id])
 		used[e.tier] += bytes
-		if e.tier == onDisk {
-			diskCells += int64(e.live)
+		for row, n := range rows[id] {
+			values[e.tier] += int64(n)
+			logical[e.tier] += int64(n) * s.blockLocked(rowRun{id, row, 1}).Size
 		}
 	})
 	switch {
@@ -34,8 +36,8 @@ func (s *Table) Check() error {
 		return err
 	case (s.opts.Disk == nil || s.mu.staged == 0) && used != s.mu.used:
 		return fmt.Errorf("table: extents hold %d bytes, %d are accounted", used, s.mu.used)
-	case diskCells != s.mu.counters.DiskCells:
-		return fmt.Errorf("table: %d cells on disk, counted %d", diskCells, s.mu.counters.DiskCells)
+	case values != s.mu.values || logical != s.mu.logical:
+		return fmt.Errorf("table: %d cells of %d bytes, counted %d of %d", values, logical, s.mu.values, s.mu.logical)
 	case pins != s.mu.pins.Len() || dead != s.mu.dead.Len():
 		return fmt.Errorf("table: %d pins and %d zombie ranges are linked, want %d and %d", pins, dead, s.mu.pins.Len(), s.mu.dead.Len())
 	case s.opts.MemoryLimit > 0 && s.mu.used[inMemory]+s.mu.staging > s.opts.MemoryLimit:
@@ -101,7 +103,7 @@ func (s *Table) checkExtentLocked(id uint32, e *extent, cells map[uint32]int) (b
 		return 0, fmt.Errorf("table: extent %d has %d live and %d zombie rows, %d cells", id, e.live, e.zombies, len(cells))
 	}
 	for row, n := range cells {
-		if n != 1 || row >= e.rows {
+		if n != max(1, int(e.holders)) || row >= e.rows {
 			return 0, fmt.Errorf("table: row %d of extent %d is named by %d cells", row, id, n)
 		}
 		bytes += s.blockLocked(rowRun{id, row, 1}).Size

@@ -20,6 +20,7 @@ type extent struct {
 	sum          uint32 // of the only row, on disk
 	serial       uint32 // tells it from others that have had its number
 	touched      uint32 // Table.clock when it was written or read last
+	holders      uint32 // cells that name its only row, which they share; 0: each row has a cell of its own
 	reads        uint8  // since it was written, no further than 255
 	tier         tier
 	staged       bool
@@ -41,6 +42,7 @@ type layout struct {
 // a codec whose size is the extent's.
 func (s *Table) layoutLocked(c *schema.Column) uint32 {
 	column := *c
+	column.Share = nil
 	if c.Rows == 1 {
 		column.Normalize()
 	}
@@ -82,9 +84,6 @@ func (s *Table) layoutLocked(c *schema.Column) uint32 {
 func (s *Table) newExtentLocked(c *schema.Column, b store.Block, t tier) uint32 {
 	lid := s.layoutLocked(c)
 	id := s.mu.extents.New()
-	if t == onDisk {
-		s.mu.counters.DiskCells += int64(c.Rows)
-	}
 	s.mu.serial++
 	*s.mu.extents.At(id) = extent{
 		offset: b.Offset, size: b.Size, segment: b.Segment, rows: uint32(c.Rows), live: uint32(c.Rows), layout: lid,
@@ -103,7 +102,25 @@ func (s *Table) dropExtentLocked(id uint32) {
 		s.mu.layouts.Free(lid)
 	}
 	delete(s.mu.sums, id)
+	delete(s.mu.holders, id)
 	s.mu.extents.Free(id)
+}
+
+// liveLocked makes the rows of an extent count as those of cells.
+func (s *Table) liveLocked(id uint32) {
+	e := s.mu.extents.At(id)
+	e.staged = false
+	if e.holders > 0 {
+		s.countLocked(e.tier, int64(e.holders), int64(e.holders)*e.size)
+		return
+	}
+	s.countLocked(e.tier, int64(e.rows), e.size)
+}
+
+// countLocked counts cells that begin or, when negative, end.
+func (s *Table) countLocked(t tier, cells, bytes int64) {
+	s.mu.values[t] += cells
+	s.mu.logical[t] += bytes
 }
 
 // blockLocked is where the rows of a run lie.
@@ -122,13 +139,18 @@ func (s *Table) blockLocked(r rowRun) store.Block {
 	return b
 }
 
-// freeRowsLocked ends live rows. What leases cover becomes a zombie, the rest is free at once; it returns those bytes.
+// freeRowsLocked ends live rows, or takes one holder from a row that is shared. What leases cover becomes a zombie, the rest is
+// free at once; it returns those bytes.
 func (s *Table) freeRowsLocked(r rowRun) (freed int64) {
 	e := s.mu.extents.At(r.extent)
-	e.live -= r.n
-	if e.tier == onDisk {
-		s.mu.counters.DiskCells -= int64(r.n)
+	if !e.staged {
+		s.countLocked(e.tier, -int64(r.n), -s.blockLocked(r).Size)
 	}
+	if e.holders > 1 {
+		e.holders--
+		return 0
+	}
+	e.live -= r.n
 	if e.pins == 0 {
 		freed = s.releaseLocked(r)
 	} else {

@@ -14,6 +14,7 @@ var errChecksum = errors.New("its checksum differs")
 // one in memory after.
 type loading struct {
 	runs      []diskRun
+	shared    sharedRuns
 	partition string
 	fields    []string
 	samples   []schema.Sample
@@ -28,16 +29,25 @@ type diskRun struct {
 	field int // of those of the lease
 	row   int // of the lease's rows, of its first
 	run   *store.Run
+	also  []*store.Run // that are the same shared row
 	from  store.Block
 	rows  schema.Column
 	sums  []uint32
 	hot   bool // it has been read before
+
+	offsets []int64 // of rows, for Piece; nil before
 }
 
 // loadLaterLocked notes a run on disk. What it needs of the extent is copied, since it is used without the lock.
 func (s *Table) loadLaterLocked(l *lease, run *store.Run, r rowRun, field, row int) {
 	if l.load == nil {
 		l.load = &loading{}
+	}
+	if s.mu.extents.At(r.extent).holders > 0 {
+		if l.load.join(r.extent, run) {
+			return
+		}
+		l.load.note(r.extent)
 	}
 	l.load.runs = append(l.load.runs, diskRun{
 		field: field, row: row, run: run, from: run.Block, rows: s.columnOfRunLocked(r), sums: s.sumsLocked(r),
@@ -69,8 +79,12 @@ func (l *lease) Load() error {
 		}
 	}
 	for i := range o.runs {
-		o.runs[i].run.Block = o.blocks[i]
+		o.runs[i].run.Block, o.runs[i].run.OnDisk = o.blocks[i], false
+		for _, run := range o.runs[i].also {
+			run.Block, run.OnDisk = o.blocks[i], false
+		}
 	}
+	l.streams = nil
 	o.loaded = true
 	if s.opts.OnHot != nil {
 		s.tellHot(o)

@@ -1,6 +1,8 @@
 package table
 
 import (
+	"context"
+
 	"transferqueue/core/schema"
 	"transferqueue/core/store"
 	"transferqueue/core/tqerr"
@@ -30,6 +32,7 @@ type Listed struct {
 	Cells
 	Segment uint32 // where they lie
 	Bytes   int64
+	Shared  bool   // they are one row, which all of them hold
 	Touched uint32 // the larger, the later they were written or read
 }
 
@@ -37,14 +40,22 @@ type Listed struct {
 func (s *Table) List(disk bool, segment uint32) (out []Listed) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	shared := map[uint32]int{} // where in out
 	s.eachRunLocked(func(c *column, run rowRun, samples []schema.Sample) {
 		e := s.mu.extents.At(run.extent)
+		if at, known := shared[run.extent]; known {
+			out[at].Samples = append(out[at].Samples, samples...)
+			return
+		}
 		if disk && (e.tier != onDisk || e.segment != segment) || !disk && (e.tier != inMemory || e.pins != 0) {
 			return
 		}
+		if e.holders > 0 {
+			shared[run.extent] = len(out)
+		}
 		out = append(out, Listed{
 			Cells: Cells{c.partition, c.field, append([]schema.Sample(nil), samples...)}, Segment: e.segment,
-			Bytes: s.blockLocked(run).Size, Touched: e.touched,
+			Bytes: s.blockLocked(run).Size, Touched: e.touched, Shared: e.holders > 0,
 		})
 	})
 	return out
@@ -121,18 +132,25 @@ func (s *Table) EachOnDisk(begin func(), yield func(partition string, column *sc
 	})
 }
 
-// Restore makes rows that lie on disk the cells of samples, as a Bind of an earlier process has said. The disk is not told.
+// Restore makes rows that lie on disk the cells of samples, as a Bind of an earlier process has said. More samples than one
+// row share it. The disk is not told.
 func (s *Table) Restore(partition string, column *schema.Column, samples []schema.Sample, b store.Block, sums []uint32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	id := s.newExtentLocked(column, b, onDisk)
 	s.setSumsLocked(id, sums)
-	s.mu.extents.At(id).staged = false
 	s.mu.used[onDisk] += b.Size
+	step := uint32(1)
+	if column.Rows < len(samples) {
+		step = 0
+		s.shareLocked(id, samples)
+	} else {
+		s.liveLocked(id)
+	}
 	c := s.columnLocked(partition, column.Field)
 	for i, sample := range samples {
 		pg := s.pageLocked(c, sample.Index>>pageShift)
-		pg.cells[sample.Index&pageMask] = cell{id, uint32(i), sample.Generation}
+		pg.cells[sample.Index&pageMask] = cell{id, uint32(i) * step, sample.Generation}
 		pg.live++
 	}
 	c.live += int64(len(samples))
@@ -145,7 +163,8 @@ type moving struct {
 	column  *column
 	run     rowRun
 	serial  uint32
-	samples []schema.Sample
+	samples []schema.Sample // of the rows, or all that have held a shared one
+	shared  bool
 	rows    schema.Column
 	from    store.Block
 	to      store.Block
@@ -195,6 +214,7 @@ func (s *Table) beginMove(cells []Cells, where Where) (list []moving, need int64
 	if s.mu.closed {
 		return nil, 0
 	}
+	seen := map[uint32]bool{} // extents of shared rows
 	for _, c := range cells {
 		p := s.mu.partitions[c.Partition]
 		if p == nil || p.columns[c.Field] == nil {
@@ -208,11 +228,15 @@ func (s *Table) beginMove(cells []Cells, where Where) (list []moving, need int64
 				samples := c.Samples[at : at+int(run.n)]
 				at += int(run.n)
 				e := s.mu.extents.At(run.extent)
-				if (e.tier == onDisk) == (where == ToDisk) {
+				if (e.tier == onDisk) == (where == ToDisk) || seen[run.extent] {
 					continue
 				}
 				m := moving{
 					column: column, run: run, serial: e.serial, samples: samples, rows: s.columnOfRunLocked(run), from: s.blockLocked(run),
+				}
+				if e.holders > 0 {
+					seen[run.extent] = true
+					m.shared, m.samples = true, s.mu.holders[run.extent]
 				}
 				if where != ToDisk {
 					m.sums = s.sumsLocked(run)
@@ -338,7 +362,7 @@ func (s *Table) appendToMove(buffer []byte, m *moving) []byte {
 // copyLarge writes a run by itself.
 func (s *Table) copyLarge(m *moving) (err error) {
 	if m.sums == nil {
-		m.sums, err = s.writeSummed(m.to, &m.rows, s.Bytes(m.from))
+		m.sums, err = s.writeSummed(context.Background(), m.to, &m.rows, s.Bytes(m.from))
 		return err
 	}
 	data := make([]byte, m.from.Size)
@@ -359,11 +383,17 @@ func (s *Table) endMoveLocked(list []moving, where Where) (moved int64) {
 		}
 		id := s.newExtentLocked(&m.rows, m.to, t)
 		s.mu.used[t] += m.to.Size
-		s.mu.extents.At(id).staged = false
 		if t == onDisk {
 			s.setSumsLocked(id, m.sums)
 		}
-		n, k := s.swapLocked(m, id)
+		var n, k int64
+		if m.shared {
+			s.shareLocked(id, m.samples)
+			n, k = s.swapSharedLocked(m, id)
+		} else {
+			s.liveLocked(id)
+			n, k = s.swapLocked(m, id)
+		}
 		moved, cells = moved+n, cells+k
 	}
 	n := &s.mu.counters
@@ -407,13 +437,37 @@ func (s *Table) swapLocked(m *moving, id uint32) (moved, cells int64) {
 	return moved, cells
 }
 
+// swapSharedLocked is swapLocked for a row that several cells name.
+func (s *Table) swapSharedLocked(m *moving, id uint32) (moved, cells int64) {
+	touched := s.mu.clock
+	for i := range m.samples {
+		if !s.stillThereLocked(m, i) {
+			s.freeRowsLocked(rowRun{id, 0, 1})
+			continue
+		}
+		if cells++; cells == 1 {
+			touched = s.mu.extents.At(m.run.extent).touched
+		}
+		s.bindLocked(m.column, id, 0, m.samples[i:i+1])
+	}
+	if cells > 0 {
+		s.mu.extents.At(id).touched = touched
+		moved = m.to.Size
+	}
+	return moved, cells
+}
+
 // stillThereLocked reports whether the cell of row i names what was copied.
 func (s *Table) stillThereLocked(m *moving, i int) bool {
 	p := s.mu.partitions[m.column.partition]
 	if p == nil || p.columns[m.column.field] != m.column {
 		return false
 	}
+	row := m.run.from + uint32(i)
+	if m.shared {
+		row = m.run.from
+	}
 	pg := m.column.pages[m.samples[i].Index>>pageShift]
-	return pg != nil && pg.cells[m.samples[i].Index&pageMask] == cell{m.run.extent, m.run.from + uint32(i), m.samples[i].Generation} &&
+	return pg != nil && pg.cells[m.samples[i].Index&pageMask] == cell{m.run.extent, row, m.samples[i].Generation} &&
 		s.mu.extents.At(m.run.extent).serial == m.serial
 }

@@ -20,8 +20,9 @@ type lease struct {
 	s       *Table
 	columns []store.Leased
 	pins    []uint32
-	load    *loading // nil: nothing of it lies on disk
-	done    bool     // guarded by Table.mu
+	load    *loading  // nil: nothing of it lies on disk
+	streams []*stream // by column, for Piece; nil before
+	done    bool      // guarded by Table.mu
 }
 
 // Read implements store.Store. Columns that hold different kinds or dtypes among the samples give SchemaMismatch.
@@ -79,13 +80,13 @@ func (s *Table) Pin(name string, fields []string, samples []schema.Sample) (stor
 		for i == ends[field] {
 			field, row = field+1, 0
 		}
-		out[i] = store.Run{Rows: int(run.n), Block: s.blockLocked(run)}
+		out[i] = store.Run{Rows: int(run.n), Block: s.blockLocked(run), OnDisk: s.mu.extents.At(run.extent).tier == onDisk}
 		l.pins[i] = s.pinLocked(run)
 		e := s.mu.extents.At(run.extent)
-		e.touched = s.mu.clock
-		if e.reads < math.MaxUint8 {
+		if e.reads < math.MaxUint8 && e.touched != s.mu.clock { // several runs of one extent are one touch
 			e.reads++
 		}
+		e.touched = s.mu.clock
 		if e.tier == onDisk {
 			s.loadLaterLocked(l, &out[i], run, field, row)
 		}

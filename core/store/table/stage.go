@@ -1,6 +1,7 @@
 package table
 
 import (
+	"context"
 	"fmt"
 
 	"transferqueue/core/schema"
@@ -22,6 +23,7 @@ type staged struct {
 	outside   int64
 	disk      int64 // bytes reserved on disk and not yet those of an extent
 	prepared  bool
+	shed      bool // the rows on disk have no memory any more; a column of which all are has extent 0
 	done      bool // guarded by Table.mu
 }
 
@@ -37,6 +39,15 @@ var _ store.Preparer = (*staged)(nil)
 
 // Stage implements store.Store.
 func (s *Table) Stage(partition string, columns []schema.Column) (store.Staged, error) {
+	return s.stage(partition, columns, false)
+}
+
+// StageOnDisk implements store.DiskStager. Without a disk it is Stage.
+func (s *Table) StageOnDisk(partition string, columns []schema.Column) (store.Staged, error) {
+	return s.stage(partition, columns, true)
+}
+
+func (s *Table) stage(partition string, columns []schema.Column, toDisk bool) (store.Staged, error) {
 	sizes, err := measure(columns)
 	if err != nil {
 		return nil, err
@@ -44,12 +55,12 @@ func (s *Table) Stage(partition string, columns []schema.Column) (store.Staged, 
 	tx := &staged{s: s, partition: partition, columns: columns}
 	tx.extents, tx.blocks = make([]uint32, len(columns)), make([]store.Block, len(columns))
 	if len(columns) > 0 {
-		tx.rows = columns[0].Rows
+		tx.rows = columns[0].Samples()
 	}
 	if s.opts.Disk != nil {
 		forced := s.tooLarge(sizes)
 		for i := range columns {
-			tx.split(i, sizes[i], forced != nil && forced[i])
+			tx.split(i, sizes[i], toDisk || forced != nil && forced[i])
 		}
 	}
 	s.mu.Lock()
@@ -61,7 +72,7 @@ func (s *Table) Stage(partition string, columns []schema.Column) (store.Staged, 
 		return nil, err
 	}
 	for i := range columns {
-		if tx.rows > 0 {
+		if columns[i].Rows > 0 {
 			tx.extents[i] = s.newExtentLocked(&columns[i], tx.blocks[i], tierOf(tx.blocks[i]))
 		}
 	}
@@ -218,7 +229,7 @@ func (tx *staged) Blocks() []store.Block { return tx.blocks }
 func (tx *staged) Writes() bool { return len(tx.parts) > 0 && !tx.prepared }
 
 // Prepare implements store.Preparer: it writes what goes to disk.
-func (tx *staged) Prepare() error {
+func (tx *staged) Prepare(ctx context.Context) error {
 	s := tx.s
 	if tx.prepared || len(tx.parts) == 0 {
 		return nil
@@ -235,7 +246,7 @@ func (tx *staged) Prepare() error {
 		blocks = append(blocks, b)
 		data := s.Bytes(tx.blocks[p.column])[p.bytes.Offset : p.bytes.Offset+p.bytes.Size]
 		column := rowsOfColumn(&tx.columns[p.column], p.from, p.to)
-		if sums[i], err = s.writeSummed(b, &column, data); err != nil {
+		if sums[i], err = s.writeSummed(ctx, b, &column, data); err != nil {
 			break
 		}
 	}
@@ -261,6 +272,85 @@ func (tx *staged) Prepare() error {
 	return nil
 }
 
+// PrepareAndShed implements store.Shedder.
+func (tx *staged) PrepareAndShed(ctx context.Context) error {
+	if err := tx.Prepare(ctx); err != nil {
+		return err
+	}
+	s := tx.s
+	s.mu.Lock()
+	freed := int64(0)
+	if !tx.done && !tx.shed {
+		freed = tx.shedLocked()
+	}
+	s.unlockAndTell(freed)
+	return nil
+}
+
+// shedLocked gives back the memory of the rows that are on disk.
+func (tx *staged) shedLocked() (freed int64) {
+	s := tx.s
+	freed = tx.memory
+	s.mu.staging -= tx.memory
+	s.mu.outside -= tx.outside
+	s.mu.used[inMemory] += tx.memory
+	s.mu.used[inScratch] += tx.outside
+	tx.memory, tx.outside = 0, 0
+	for i := range tx.parts {
+		p := &tx.parts[i]
+		id := tx.extents[p.column]
+		if s.mu.extents.At(id).live == uint32(p.to-p.from) {
+			tx.extents[p.column] = 0 // these are the last
+		}
+		s.freeRowsLocked(rowRun{id, uint32(p.from), uint32(p.to - p.from)})
+	}
+	tx.shed = true
+	return freed
+}
+
+// endStagingOfLocked gives back the memory of rows that are bound on disk. It is room only where there is a limit.
+func (tx *staged) endStagingOfLocked(p *diskPart) int64 {
+	if tx.shed {
+		return 0
+	}
+	n := tx.s.freeRowsLocked(rowRun{tx.extents[p.column], uint32(p.from), uint32(p.to - p.from)})
+	if tx.s.opts.MemoryLimit == 0 {
+		return 0
+	}
+	return n
+}
+
+// restLiveLocked is liveLocked for what the memory extent of a column has still.
+func (tx *staged) restLiveLocked(column int) {
+	s, id := tx.s, tx.extents[column]
+	if !tx.shed {
+		s.liveLocked(id)
+		return
+	}
+	e := s.mu.extents.At(id)
+	e.staged = false
+	tx.eachInMemory(column, func(from, to int) {
+		run := rowRun{id, uint32(from), uint32(to - from)}
+		s.countLocked(e.tier, int64(run.n), s.blockLocked(run).Size)
+	})
+}
+
+// eachInMemory yields the rows of a column that do not go to disk.
+func (tx *staged) eachInMemory(column int, yield func(from, to int)) {
+	at := 0
+	for i := range tx.parts {
+		if p := &tx.parts[i]; p.column == column {
+			if at < p.from {
+				yield(at, p.from)
+			}
+			at = p.to
+		}
+	}
+	if rows := tx.columns[column].Rows; at < rows {
+		yield(at, rows)
+	}
+}
+
 // rowsOfColumn is the rows [from, to) of a column.
 func rowsOfColumn(c *schema.Column, from, to int) schema.Column {
 	if from == 0 && to == c.Rows {
@@ -278,9 +368,13 @@ func (tx *staged) Abort() {
 		tx.done = true
 		s.mu.staged--
 		freed = tx.endStagingLocked()
-		for _, id := range tx.extents {
-			if id != 0 {
+		for i, id := range tx.extents {
+			if id != 0 && !tx.shed {
 				freed += s.freeRowsLocked(rowRun{id, 0, s.mu.extents.At(id).rows})
+			} else if id != 0 {
+				tx.eachInMemory(i, func(from, to int) {
+					freed += s.freeRowsLocked(rowRun{id, uint32(from), uint32(to - from)})
+				})
 			}
 		}
 		for i := range tx.parts {
@@ -315,7 +409,7 @@ func (tx *staged) Commit(samples []schema.Sample) {
 		return
 	}
 	fallback := int64(0)
-	if s.open(tx) && tx.Prepare() != nil {
+	if s.open(tx) && tx.Prepare(context.Background()) != nil {
 		for i := range tx.parts {
 			fallback += int64(tx.parts[i].to - tx.parts[i].from)
 		}
@@ -333,20 +427,33 @@ func (tx *staged) Commit(samples []schema.Sample) {
 	freed := tx.endStagingLocked()
 	part := 0
 	for i, id := range tx.extents {
-		if id == 0 {
+		if id == 0 && !tx.shed {
 			continue
 		}
-		s.mu.extents.At(id).staged = false
+		if tx.columns[i].Share != nil {
+			n := 0
+			for part+n < len(tx.parts) && tx.parts[part+n].column == i {
+				n++
+			}
+			freed += tx.bindSharedLocked(i, tx.parts[part:part+n], samples)
+			part += n
+			continue
+		}
+		if id != 0 {
+			tx.restLiveLocked(i)
+		} else if tx.columns[i].Rows == 0 {
+			continue
+		}
 		c := s.columnLocked(tx.partition, tx.columns[i].Field)
 		at := 0
 		for ; part < len(tx.parts) && tx.parts[part].column == i; part++ {
 			p := &tx.parts[part]
-			freed += s.bindLocked(c, id, at, samples[at:p.from])
-			s.mu.extents.At(p.extent).staged = false
-			freed += s.bindLocked(c, p.extent, 0, samples[p.from:p.to])
-			if n := s.freeRowsLocked(rowRun{id, uint32(p.from), uint32(p.to - p.from)}); s.opts.MemoryLimit > 0 {
-				freed += n // it was staging: room only where there is a limit
+			if at < p.from {
+				freed += s.bindLocked(c, id, at, samples[at:p.from])
 			}
+			s.liveLocked(p.extent)
+			freed += s.bindLocked(c, p.extent, 0, samples[p.from:p.to])
+			freed += tx.endStagingOfLocked(p)
 			s.mu.counters.WrittenCells += int64(p.to - p.from)
 			s.mu.counters.WrittenBytes += p.bytes.Size
 			at = p.to

@@ -1,10 +1,12 @@
 package table
 
 import (
+	"context"
 	"hash/crc32"
 
 	"transferqueue/core/schema"
 	"transferqueue/core/store"
+	"transferqueue/core/tqerr"
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -75,10 +77,13 @@ func checksums(c *schema.Column, data []byte) []uint32 {
 	return o.sums
 }
 
-// writeSummed writes the rows of a column and returns their checksums.
-func (s *Table) writeSummed(b store.Block, c *schema.Column, data []byte) ([]uint32, error) {
+// writeSummed writes the rows of a column and returns their checksums. It looks at ctx between two steps.
+func (s *Table) writeSummed(ctx context.Context, b store.Block, c *schema.Column, data []byte) ([]uint32, error) {
 	o := newSummer(c)
 	for from := int64(0); from < b.Size; from += sumStep {
+		if ctx.Err() != nil {
+			return nil, tqerr.New(tqerr.CodeOf(ctx.Err()), "the write to disk was stopped")
+		}
 		part := data[from:min(b.Size, from+sumStep)]
 		o.add(part)
 		err := s.opts.Disk.Write(store.Block{Segment: b.Segment, Offset: b.Offset + from, Size: int64(len(part))}, part)

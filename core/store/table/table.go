@@ -112,8 +112,9 @@ type Table struct {
 		interned   map[string]uint32 // layouts by key
 		pins       slab.Slab[pin]
 		dead       slab.Slab[deadRows]
-		sums       map[uint32][]uint32 // checksums of the rows of disk extents that have several
-		pages      []*page             // empty ones, kept for the next commit
+		sums       map[uint32][]uint32        // checksums of the rows of disk extents that have several
+		holders    map[uint32][]schema.Sample // of shared rows by extent: whose cells named them first; some may not any more
+		pages      []*page                    // empty ones, kept for the next commit
 		scratch    []rowRun
 		drops      dropper
 		onFree     []func()
@@ -124,6 +125,8 @@ type Table struct {
 		serial     uint32   // of the last extent
 		clock      uint32   // of touches
 		cells      int64
+		values     [3]int64 // cells by tier
+		logical    [3]int64 // bytes of cells by tier, shared ones counted for each
 		staged     int64
 		leases     int64
 		counters   store.Counters
@@ -139,6 +142,7 @@ func New(o Options) *Table {
 	s.mu.partitions = map[string]*partition{}
 	s.mu.interned = map[string]uint32{}
 	s.mu.sums = map[uint32][]uint32{}
+	s.mu.holders = map[uint32][]schema.Sample{}
 	s.mu.pins.Keep = keepPins
 	return s
 }
@@ -151,8 +155,9 @@ func measure(columns []schema.Column) ([]int64, error) {
 		if err := c.Validate(); err != nil {
 			return nil, err
 		}
-		if c.Rows != columns[0].Rows {
-			return nil, tqerr.New(tqerr.InvalidArgument, "field %q: %d rows, want %d as field %q", c.Field, c.Rows, columns[0].Rows, columns[0].Field)
+		if c.Samples() != columns[0].Samples() {
+			return nil, tqerr.New(tqerr.InvalidArgument, "field %q: %d rows, want %d as field %q",
+				c.Field, c.Samples(), columns[0].Samples(), columns[0].Field)
 		}
 		if c.Rows > math.MaxUint32 {
 			return nil, tqerr.New(tqerr.InvalidArgument, "field %q: %d rows, want at most %d", c.Field, c.Rows, uint32(math.MaxUint32))
@@ -248,7 +253,10 @@ func (s *Table) Stats() store.Stats {
 func (s *Table) Counters() store.Counters {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.mu.counters
+	n := s.mu.counters
+	n.MemoryCells, n.MemoryLogical = s.mu.values[inMemory]+s.mu.values[inScratch], s.mu.logical[inMemory]+s.mu.logical[inScratch]
+	n.DiskCells, n.DiskLogical = s.mu.values[onDisk], s.mu.logical[onDisk]
+	return n
 }
 
 // Close implements store.Store.

@@ -1,6 +1,7 @@
 package tiered
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -71,6 +72,12 @@ func (c *client) put() error {
 		rows, list = append(rows, bytesOf(c.seed)), append(list, c.sample(i))
 		column.Lengths = append(column.Lengths, int64(len(rows[len(rows)-1])))
 	}
+	if c.rnd.IntN(4) == 0 { // all have the value of the first, and share it
+		for i := from; i < from+n; i++ {
+			seeds[i] = seeds[from]
+		}
+		column.Rows, column.Lengths, column.Share, rows = 1, column.Lengths[:1], make([]uint32, n), rows[:1]
+	}
 	tx, err := c.stage(column)
 	if err != nil {
 		return err
@@ -79,7 +86,7 @@ func (c *client) put() error {
 	for _, row := range rows {
 		to = to[copy(to, row):]
 	}
-	if err := store.Prepare(tx); err != nil {
+	if err := store.Prepare(context.Background(), tx); err != nil {
 		return err
 	}
 	if c.rnd.IntN(8) == 0 {

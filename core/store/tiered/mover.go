@@ -2,8 +2,10 @@ package tiered
 
 import (
 	"cmp"
+	"iter"
 	"slices"
 
+	"transferqueue/core/schema"
 	"transferqueue/core/store"
 	"transferqueue/core/store/table"
 	"transferqueue/core/tqerr"
@@ -45,6 +47,11 @@ func (s *Store) spill() {
 	}
 	var failed error
 	tried := false
+	defer func() {
+		if tried && s.Durable() {
+			_ = s.tier.Sync() // what has left memory is as durable as what was put on disk
+		}
+	}()
 	for !s.stopping() {
 		excess := s.excess()
 		if excess <= 0 {
@@ -122,33 +129,18 @@ func (s *Store) order(bytes int64) (out []table.Listed) {
 	return list
 }
 
+// ranked is cells with what they are needed for.
+type ranked struct {
+	table.Listed
+	use store.Use
+}
+
 // byUse sorts cells by what they are needed for and by when they were touched last. Runs of samples with different uses are
 // cut.
 func (s *Store) byUse(list []table.Listed) []table.Listed {
-	type ranked struct {
-		table.Listed
-		use store.Use
-	}
-	var all []ranked
-	advise := s.advisor.Load()
-	for _, l := range list {
-		if advise == nil {
-			all = append(all, ranked{l, store.Wanted})
-			continue
-		}
-		uses := make([]store.Use, len(l.Samples))
-		(*advise)(l.Partition, l.Samples, uses)
-		for from := 0; from < len(uses); {
-			to := from + 1
-			for to < len(uses) && uses[to] == uses[from] {
-				to++
-			}
-			part := l
-			part.Samples = l.Samples[from:to]
-			part.Bytes = l.Bytes * int64(to-from) / int64(len(uses))
-			all = append(all, ranked{part, uses[from]})
-			from = to
-		}
+	all := make([]ranked, 0, len(list))
+	for part := range sliced(list) {
+		all = appendRanked(all, part, s.usesOf(part))
 	}
 	slices.SortStableFunc(all, func(a, b ranked) int {
 		return cmp.Or(cmp.Compare(a.use, b.use), cmp.Compare(a.Touched, b.Touched))
@@ -158,6 +150,64 @@ func (s *Store) byUse(list []table.Listed) []table.Listed {
 		out[i] = all[i].Listed
 	}
 	return out
+}
+
+// adviceRows is about how many samples the Advisor is asked about at a time.
+const adviceRows = 1 << 16
+
+// sliced cuts a list where the partition changes, or many samples have come together.
+func sliced(list []table.Listed) iter.Seq[[]table.Listed] {
+	return func(yield func([]table.Listed) bool) {
+		for from := 0; from < len(list); {
+			to, rows := from, 0
+			for to < len(list) && list[to].Partition == list[from].Partition && (rows < adviceRows || to == from) {
+				rows += len(list[to].Samples)
+				to++
+			}
+			if !yield(list[from:to]) {
+				return
+			}
+			from = to
+		}
+	}
+}
+
+// usesOf asks what the samples of cells of one partition are needed for.
+func (s *Store) usesOf(part []table.Listed) []store.Use {
+	var samples []schema.Sample
+	for i := range part {
+		samples = append(samples, part[i].Samples...)
+	}
+	uses := slices.Repeat([]store.Use{store.Wanted}, len(samples))
+	if advise := s.advisor.Load(); advise != nil {
+		(*advise)(part[0].Partition, samples, uses)
+	}
+	return uses
+}
+
+// appendRanked appends cells with the uses of their samples. A row that several samples share is as needed as the most needed of
+// them.
+func appendRanked(all []ranked, part []table.Listed, uses []store.Use) []ranked {
+	for _, l := range part {
+		own := uses[:len(l.Samples)]
+		uses = uses[len(l.Samples):]
+		if l.Shared {
+			all = append(all, ranked{l, slices.Max(own)})
+			continue
+		}
+		for from := 0; from < len(own); {
+			to := from + 1
+			for to < len(own) && own[to] == own[from] {
+				to++
+			}
+			run := l
+			run.Samples = l.Samples[from:to]
+			run.Bytes = l.Bytes * int64(to-from) / int64(len(own))
+			all = append(all, ranked{run, own[from]})
+			from = to
+		}
+	}
+	return all
 }
 
 // steps cuts a list into parts of about moveStep bytes, and runs of many rows where they are much larger.
@@ -182,7 +232,7 @@ func steps(list []table.Listed) (out [][]table.Cells) {
 func cut(l table.Listed) []table.Listed {
 	rows := int64(len(l.Samples))
 	each := max(1, rows*moveStep/max(l.Bytes, 1))
-	if each >= rows {
+	if each >= rows || l.Shared {
 		return []table.Listed{l}
 	}
 	var out []table.Listed

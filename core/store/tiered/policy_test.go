@@ -3,6 +3,7 @@
 package tiered
 
 import (
+	"context"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -33,7 +34,7 @@ func put(t testing.TB, s *Store, from int64, count int, size int64) {
 	for i := range b {
 		b[i] = byte(from + int64(i)/size)
 	}
-	require.NoError(t, store.Prepare(tx))
+	require.NoError(t, store.Prepare(context.Background(), tx))
 	tx.Commit(samples(from, count))
 }
 
@@ -80,7 +81,10 @@ func TestSpillStopsAtTheLowWatermark(t *testing.T) {
 		wait()
 		require.Equal(t, int64(50*kib), s.Stats().MemoryUsed)
 		require.Len(t, onDisk(s), 4)
-		require.Equal(t, store.Counters{DiskCells: 4, DiskPhysical: 40 * kib, SpilledCells: 4, SpilledBytes: 40 * kib}, s.Counters())
+		require.Equal(t, store.Counters{
+			MemoryCells: 5, MemoryLogical: 50 * kib, DiskCells: 4, DiskLogical: 40 * kib, DiskPhysical: 40 * kib,
+			SpilledCells: 4, SpilledBytes: 40 * kib,
+		}, s.Counters())
 		for i := range int64(9) {
 			requireValue(t, s, i, 10*kib)
 		}

@@ -15,6 +15,7 @@
 package tiered
 
 import (
+	"context"
 	"errors"
 	"sync"
 	"sync/atomic"
@@ -146,8 +147,22 @@ type staged struct {
 	s *Store
 }
 
+// StageOnDisk implements store.DiskStager. Nothing has to move for it.
+func (s *Store) StageOnDisk(partition string, columns []schema.Column) (store.Staged, error) {
+	tx, err := s.Table.StageOnDisk(partition, columns)
+	if err != nil || s.opts.MemoryLimit == 0 {
+		return tx, err
+	}
+	return &staged{tx, s}, nil
+}
+
+// PrepareAndShed implements store.Shedder.
+func (tx *staged) PrepareAndShed(ctx context.Context) error {
+	return store.PrepareAndShed(ctx, tx.Staged)
+}
+
 // Prepare implements store.Preparer.
-func (tx *staged) Prepare() error { return store.Prepare(tx.Staged) }
+func (tx *staged) Prepare(ctx context.Context) error { return store.Prepare(ctx, tx.Staged) }
 
 // Writes implements store.Preparer.
 func (tx *staged) Writes() bool {

@@ -55,23 +55,36 @@ func (s *staged) Abort() {
 // Writes implements store.Preparer. A result of a transformation is prepared by the unit before it answers.
 func (s *staged) Writes() bool { return s.writes }
 
-// Prepare implements store.Preparer. It waits for the unit.
-func (s *staged) Prepare() error {
+// Prepare implements store.Preparer. It waits for the unit, which stops when the write is aborted.
+func (s *staged) Prepare(ctx context.Context) error { return s.prepare(ctx, false) }
+
+// PrepareAndShed implements store.Shedder.
+func (s *staged) PrepareAndShed(ctx context.Context) error { return s.prepare(ctx, true) }
+
+func (s *staged) prepare(ctx context.Context, shed bool) error {
 	if !s.writes {
 		return nil
 	}
-	a := s.u.post(wire.OpUnitPrepare, &wire.TxnRequest{Txn: s.number}, nil)
-	err := a.wait(s.u.ctx)
+	a := s.u.post(wire.OpUnitPrepare, &wire.UnitPrepareRequest{Txn: s.number, Shed: shed}, nil)
+	err := a.wait(ctx)
 	s.writes = err != nil
 	return err
 }
 
 // Stage reserves memory for columns, and fills it when payload, which has the bytes of all columns, is not nil.
 func (u *Unit) Stage(ctx context.Context, partition string, columns []schema.Column, payload []byte) (store.Staged, error) {
-	s := &staged{u: u, number: u.numbers.Add(1), cells: cellsOf(partition, columns)}
-	a := u.post(wire.OpUnitStage, &wire.UnitStageRequest{
-		Txn: s.number, Partition: partition, Columns: wireColumns(columns), Filled: payload != nil,
-	}, payload)
+	return u.stage(ctx, columns, &wire.UnitStageRequest{Partition: partition, Filled: payload != nil}, payload)
+}
+
+// StageOnDisk is Stage for a batch that goes to disk as a whole.
+func (u *Unit) StageOnDisk(ctx context.Context, partition string, columns []schema.Column) (store.Staged, error) {
+	return u.stage(ctx, columns, &wire.UnitStageRequest{Partition: partition, OnDisk: true}, nil)
+}
+
+func (u *Unit) stage(ctx context.Context, columns []schema.Column, req *wire.UnitStageRequest, payload []byte) (store.Staged, error) {
+	s := &staged{u: u, number: u.numbers.Add(1), cells: cellsOf(req.Partition, columns)}
+	req.Txn, req.Columns = s.number, wireColumns(columns)
+	a := u.post(wire.OpUnitStage, req, payload)
 	if err := a.wait(ctx); err != nil {
 		switch {
 		case ctx.Err() != nil:
@@ -116,6 +129,24 @@ func (u *Unit) release(numbers []int64) {
 	u.post(wire.OpUnitRelease, &wire.ReleaseRequest{Leases: numbers}, nil)
 }
 
+// Piece reads bytes of a lease, as store.Streamer does.
+func (u *Unit) Piece(ctx context.Context, l store.Lease, column int, offset int64, sum uint32, to []byte) (uint32, error) {
+	a := u.post(wire.OpUnitPiece, &wire.UnitPieceRequest{
+		Lease: l.(*lease).number, Column: column, Offset: offset, Size: int64(len(to)), Sum: sum,
+	}, nil)
+	if err := a.wait(ctx); err != nil {
+		return 0, err
+	}
+	if err := damagedIn("", &a.reply); err != nil {
+		return 0, err
+	}
+	if len(a.payload) != len(to) {
+		return 0, tqerr.New(tqerr.Corruption, "unit %q: %d bytes, asked for %d", u.at.Name, len(a.payload), len(to))
+	}
+	copy(to, a.payload)
+	return a.reply.Sum, nil
+}
+
 // reading is a read in line.
 type reading struct {
 	*answer
@@ -132,6 +163,7 @@ func (u *Unit) Read(q *unit.Query) unit.Reading {
 	first := u.numbers.Add(leases) - leases + 1
 	return &reading{query: q, first: first, answer: u.post(wire.OpUnitRead, &wire.UnitReadRequest{
 		Lease: first, Partition: q.Partition, Fields: q.Fields, Samples: wireSamples(q.Samples), Apart: q.Apart, Inline: q.Inline, Keep: q.Keep,
+		Later: q.Later,
 	}, nil)}
 }
 
@@ -220,7 +252,7 @@ func leasedOf(c *wire.UnitColumn) store.Leased {
 	out := store.Leased{Column: schema.Column(c.Column), Runs: make([]store.Run, len(c.Runs))}
 	for i, run := range c.Runs {
 		b := run.Block
-		out.Runs[i] = store.Run{Rows: run.Rows, Block: store.Block{Segment: b.Segment, Offset: b.Offset, Size: b.Size}}
+		out.Runs[i] = store.Run{Rows: run.Rows, Block: store.Block{Segment: b.Segment, Offset: b.Offset, Size: b.Size}, OnDisk: run.OnDisk}
 	}
 	return out
 }
@@ -242,6 +274,7 @@ func (u *Unit) Update(ctx context.Context, spec *unit.UpdateSpec) (*unit.Transfo
 func (u *Unit) Parse(ctx context.Context, spec *unit.ParseSpec) (*unit.Transformed, error) {
 	return u.transform(ctx, spec.Operands, spec.Staged, &wire.UnitTransformRequest{
 		Partition: spec.Partition, Keys: spec.Keys, Rows: spec.Rows, Callable: spec.Callable, WaitMS: spec.Wait.Milliseconds(),
+		Dedup: spec.Dedup,
 	})
 }
 

@@ -14,7 +14,7 @@ import (
 )
 
 var streamOps = []wire.Op{wire.OpUnitStage, wire.OpUnitCommit, wire.OpUnitAbort, wire.OpUnitRead, wire.OpUnitRelease, wire.OpUnitDelete,
-	wire.OpUnitTransform, wire.OpUnitStats, wire.OpUnitPrepare}
+	wire.OpUnitTransform, wire.OpUnitStats, wire.OpUnitPrepare, wire.OpUnitInventory, wire.OpUnitDiscard}
 
 // FuzzServe gives a unit requests of arbitrary bytes behind a staged and a stored write: it answers each, keeps its books
 // right, and holds nothing when the controller is gone.

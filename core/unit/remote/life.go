@@ -19,6 +19,7 @@ type life struct {
 	session uint64
 	last    uint64 // number of the latest request; guarded by Server.mu
 	freed   *unit.Freed
+	gone    chan struct{}  // closed when the controller is
 	running sync.WaitGroup // transformations, and what reads and writes the disk
 	ctx     context.Context
 	cancel  context.CancelFunc
@@ -33,6 +34,7 @@ type life struct {
 		acked    uint64
 		stock    []schema.Stock // of the last inventory
 		count    uint64         // of stats that were taken
+		advice   advice
 		ended    bool
 	}
 }
@@ -48,7 +50,7 @@ type txn struct {
 }
 
 func newLife(u *unit.Unit, freed *unit.Freed, peer, session uint64) *life {
-	l := &life{unit: u, freed: freed, peer: peer, session: session, last: 1}
+	l := &life{unit: u, freed: freed, peer: peer, session: session, last: 1, gone: make(chan struct{})}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	l.mu.txns, l.mu.leases, l.mu.outcomes = map[uint64]*txn{}, map[uint64]*held{}, map[uint64]*outcome{}
 	return l
@@ -59,9 +61,19 @@ var errGone = tqerr.New(tqerr.Cancelled, "the controller is gone")
 // end drops what is staged and leased. The contexts of all requests have ended.
 func (l *life) end() {
 	l.mu.Lock()
+	if l.mu.ended {
+		l.mu.Unlock()
+		return
+	}
 	l.mu.ended = true
+	asking := l.mu.advice.standing
+	l.mu.advice.standing = nil
 	l.mu.Unlock()
 	l.cancel()
+	close(l.gone)
+	if asking != nil {
+		asking.fail(errGone)
+	}
 	l.running.Wait()
 	l.lent.Recall()
 	l.mu.Lock()
@@ -89,7 +101,9 @@ func (l *life) stats() wire.UnitStats {
 		Cells: st.Cells, Staged: st.Staged, Leases: st.Leases, Staging: st.Staging, Scratch: st.Scratch,
 		Disk: wire.UnitDisk{
 			Cells: n.DiskCells, Physical: n.DiskPhysical, Spilled: n.SpilledBytes, Promoted: n.PromotedBytes,
-			Compacted: n.CompactedBytes, Fallback: n.FallbackCells,
+			Compacted: n.CompactedBytes, Fallback: n.FallbackCells, Logical: n.DiskLogical,
+			MemoryCells: n.MemoryCells, MemoryLogical: n.MemoryLogical, MemoryPhysical: n.MemoryPhysical,
+			WrittenCells: n.WrittenCells, Written: n.WrittenBytes, SpilledCells: n.SpilledCells, PromotedCells: n.PromotedCells,
 		},
 	}
 }
@@ -142,7 +156,11 @@ func (l *life) stage(r *request) (*wire.UnitReply, error) {
 			return nil, err
 		}
 	}
-	staged, err := l.unit.Stage(req.Partition, columns)
+	stage := l.unit.Stage
+	if req.OnDisk {
+		stage = l.unit.StageOnDisk
+	}
+	staged, err := stage(req.Partition, columns)
 	if err != nil {
 		return nil, err
 	}
@@ -190,7 +208,7 @@ func (l *life) commit(r *request) (*wire.UnitReply, error) {
 	ready := t != nil && t.staged != nil && t.users == 0
 	rows := len(samples) // of no columns
 	if ready && len(t.columns) > 0 {
-		rows = t.columns[0].Rows
+		rows = t.columns[0].Samples()
 	}
 	if ready && rows == len(samples) {
 		delete(l.mu.txns, req.Txn)

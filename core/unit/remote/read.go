@@ -1,6 +1,7 @@
 package remote
 
 import (
+	"context"
 	"errors"
 	"sync"
 
@@ -12,7 +13,8 @@ import (
 // held is a lease that may be released while its bytes are read from disk or sent.
 type held struct {
 	store.Lease
-	mu struct {
+	reading sync.Mutex // held over a Piece
+	mu      struct {
 		sync.Mutex
 		users int
 		over  bool
@@ -76,7 +78,7 @@ func (l *life) read(r *request) (*wire.UnitReply, error) {
 		return nil, err
 	}
 	for _, lease := range leases {
-		if !store.Loads(lease.Lease) {
+		if req.Later || !store.Loads(lease.Lease) {
 			continue
 		}
 		if err := l.enter(); err != nil {
@@ -112,6 +114,45 @@ func (l *life) load(r *request, req *wire.UnitReadRequest, leases []*held) (*wir
 		}
 	}
 	return l.found(r, req, leases), nil
+}
+
+// maxPiece bounds what one OpUnitPiece brings.
+const maxPiece = 16 << 20
+
+// piece reads bytes of a lease, from disk where they lie there, beside the stream.
+func (l *life) piece(r *request) (*wire.UnitReply, error) {
+	var req wire.UnitPieceRequest
+	if err := r.decode(&req); err != nil {
+		return nil, err
+	}
+	if req.Size < 0 || req.Size > maxPiece {
+		return nil, tqerr.New(tqerr.InvalidArgument, "a piece of %d bytes, want 0 to %d", req.Size, maxPiece)
+	}
+	l.mu.Lock()
+	h := l.mu.leases[req.Lease]
+	if h != nil {
+		h.use()
+	}
+	l.mu.Unlock()
+	if h == nil {
+		return nil, tqerr.New(tqerr.NotFound, "lease %d has ended", req.Lease)
+	}
+	if err := l.enter(); err != nil {
+		h.leave()
+		return nil, err
+	}
+	return l.later(r, func() (*wire.UnitReply, error) {
+		defer h.leave()
+		h.reading.Lock()
+		defer h.reading.Unlock()
+		to := make([]byte, req.Size)
+		sum, err := h.Lease.(store.Streamer).Piece(req.Column, req.Offset, req.Sum, to)
+		if err != nil {
+			return damaged(err)
+		}
+		r.payload = to
+		return &wire.UnitReply{Sum: sum}, nil
+	})
 }
 
 var errReleased = tqerr.New(tqerr.Cancelled, "the read was given up")
@@ -157,25 +198,32 @@ func (l *life) drop(first uint64, n int) {
 
 // prepare writes to disk what goes there of a staged write, beside the stream.
 func (l *life) prepare(r *request) (*wire.UnitReply, error) {
-	var req wire.TxnRequest
+	var req wire.UnitPrepareRequest
 	if err := r.decode(&req); err != nil {
 		return nil, err
 	}
 	l.mu.Lock()
 	t := l.mu.txns[req.Txn]
 	ready := t != nil && t.staged != nil && t.users == 0 && !l.mu.ended
+	ctx, cancel := context.WithCancel(r.ctx)
 	if ready {
 		t.users++
+		t.cancel = cancel
 		l.running.Add(1)
 	}
 	l.mu.Unlock()
 	if !ready {
+		cancel()
 		return nil, tqerr.New(tqerr.NotFound, "write %d is not staged", req.Txn)
 	}
 	t.loans.Recall()
 	return l.later(r, func() (*wire.UnitReply, error) {
 		defer l.leave(t)
-		return nil, store.Prepare(t.staged)
+		defer cancel()
+		if req.Shed {
+			return nil, store.PrepareAndShed(ctx, t.staged)
+		}
+		return nil, store.Prepare(ctx, t.staged)
 	})
 }
 
@@ -213,7 +261,7 @@ func releaseAll(leases []*held) {
 func columnOf(c *store.Leased) wire.UnitColumn {
 	out := wire.UnitColumn{Column: wire.Column(c.Column), Runs: make([]wire.UnitRun, len(c.Runs))}
 	for i, run := range c.Runs {
-		out.Runs[i] = wire.UnitRun{Rows: run.Rows, Block: blockOf(run.Block)}
+		out.Runs[i] = wire.UnitRun{Rows: run.Rows, Block: blockOf(run.Block), OnDisk: run.OnDisk}
 	}
 	return out
 }

@@ -28,6 +28,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"transferqueue/core/guard"
 	"transferqueue/core/jobs"
@@ -50,6 +51,7 @@ type Options struct {
 type Server struct {
 	opts        Options
 	incarnation uint64
+	current     atomic.Pointer[life] // the same as mu.life
 	mu          struct {
 		sync.Mutex
 		unit    *unit.Unit
@@ -69,7 +71,10 @@ func NewServer(o Options) (*Server, error) {
 	s := &Server{opts: o, incarnation: rand.Uint64()}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s, s.beginLocked()
+	if err := s.beginLocked(); err != nil {
+		return nil, err
+	}
+	return s, nil
 }
 
 // beginLocked makes an empty unit.
@@ -80,6 +85,7 @@ func (s *Server) beginLocked() error {
 	}
 	s.mu.unit, s.mu.freed = u, &unit.Freed{}
 	u.OnFree(s.mu.freed.Signal)
+	u.Advise(s.advise)
 	return nil
 }
 
@@ -111,6 +117,8 @@ var handlers = map[wire.Op]handler{
 	wire.OpUnitPrepare:   (*life).prepare,
 	wire.OpUnitInventory: (*life).inventory,
 	wire.OpUnitDiscard:   (*life).discard,
+	wire.OpUnitAdvise:    (*life).advise,
+	wire.OpUnitPiece:     (*life).piece,
 	wire.OpUnitTicket:    (*life).ticket,
 }
 
@@ -204,6 +212,7 @@ func (s *Server) supersede(peer transport.Peer, r *request) {
 	defer s.mu.Unlock()
 	if s.mu.life == l {
 		s.mu.life = nil
+		s.current.Store(nil)
 	}
 }
 
@@ -234,6 +243,7 @@ func (s *Server) openLocked(peer transport.Peer, r *request) (*life, error) {
 	l := newLife(s.mu.unit, s.mu.freed, peer.ID, open.Session)
 	l.resumes, l.tickets = open.Resume, s.mu.tickets
 	s.mu.life = l
+	s.current.Store(l)
 	return l, nil
 }
 
@@ -254,6 +264,7 @@ func (s *Server) Gone(peer transport.Peer) {
 	defer s.mu.Unlock()
 	if s.mu.life == l {
 		s.mu.life = nil
+		s.current.Store(nil)
 	}
 }
 

@@ -45,7 +45,7 @@ func (l *life) transform(r *request) (*wire.UnitReply, error) {
 		defer l.leave(operand)
 		computed, err := l.compute(ctx, &req, samples, operands)
 		if err == nil {
-			if err = store.Prepare(computed.Staged); err != nil {
+			if err = store.Prepare(ctx, computed.Staged); err != nil {
 				computed.Staged.Abort()
 			}
 		}
@@ -124,7 +124,8 @@ func (l *life) compute(ctx context.Context, req *wire.UnitTransformRequest, samp
 	}
 	if !req.Update {
 		return l.unit.Parse(ctx, &unit.ParseSpec{
-			Partition: req.Partition, Keys: req.Keys, Rows: req.Rows, Operands: operands, Callable: req.Callable, Stage: stage,
+			Partition: req.Partition, Keys: req.Keys, Rows: req.Rows, Operands: operands, Callable: req.Callable,
+			Dedup: req.Dedup, Stage: stage,
 		})
 	}
 	return l.unit.Update(ctx, &unit.UpdateSpec{

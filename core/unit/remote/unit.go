@@ -51,6 +51,7 @@ type Unit struct {
 
 		listening bool // a request of listen is with the unit
 		again     bool // another one has to follow
+		advisor   store.Advisor
 	}
 }
 
@@ -138,14 +139,16 @@ func (u *Unit) Stats() store.Stats {
 	}
 }
 
-// Counters is what the unit had counted about its disk when it answered last.
+// Counters is what the unit had counted when it answered last.
 func (u *Unit) Counters() store.Counters {
 	u.state.Lock()
 	defer u.state.Unlock()
 	d := u.state.stats.Disk
 	return store.Counters{
 		DiskCells: d.Cells, DiskPhysical: d.Physical, SpilledBytes: d.Spilled, PromotedBytes: d.Promoted,
-		CompactedBytes: d.Compacted, FallbackCells: d.Fallback,
+		CompactedBytes: d.Compacted, FallbackCells: d.Fallback, DiskLogical: d.Logical,
+		MemoryCells: d.MemoryCells, MemoryLogical: d.MemoryLogical, MemoryPhysical: d.MemoryPhysical,
+		WrittenCells: d.WrittenCells, WrittenBytes: d.Written, SpilledCells: d.SpilledCells, PromotedCells: d.PromotedCells,
 	}
 }
 
@@ -185,6 +188,7 @@ type answer struct {
 	payload []byte
 	err     error
 	listens bool        // it is the answer to listen
+	asks    bool        // it is a question
 	must    atomic.Bool // an error means that the unit cannot be used
 	about   *staged     // what it commits, else nil
 }
@@ -260,6 +264,9 @@ func (a *answer) settle(reply *wire.Reply, err error) {
 	a.insist()
 	if again && err == nil {
 		a.u.listen()
+	}
+	if a.asks && err == nil && a.reply.Question != nil {
+		a.u.asked(a.reply.Question)
 	}
 }
 
