@@ -134,26 +134,12 @@ func (s *Server) writeCells(ctx context.Context, k *cut, v *snapshot.Values) err
 
 // write writes the rows of a group in batches.
 func (g *leasedGroup) write(ctx context.Context, p *snapshot.Part) error {
-	var leased []store.Leased
-	if g.cells != nil {
-		leased = g.cells.Columns
-	}
-	cursors := make([]runCursor, len(leased))
-	g.inMemory = make([]int64, len(leased))
-	next := int64(0)
-	for k := range leased {
-		cursors[k], g.inMemory[k] = newRunCursor(&leased[k]), next
-		for _, run := range leased[k].Runs {
-			if !run.OnDisk {
-				next += run.Block.Size
-			}
-		}
-	}
+	cursors := g.begin()
 	for from := 0; from < len(g.Samples); {
 		to := g.batchEnd(cursors, from)
 		rows := &snapshot.Rows{Partition: g.Partition, Samples: g.Samples[from:to]}
-		for k := range leased {
-			rows.Columns = append(rows.Columns, leased[k].Column.Slice(from, to))
+		for k := range cursors {
+			rows.Columns = append(rows.Columns, g.cells.Columns[k].Column.Slice(from, to))
 		}
 		err := p.Rows(rows, func(put func([]byte) error) (err error) {
 			for k := range cursors {
@@ -169,6 +155,25 @@ func (g *leasedGroup) write(ctx context.Context, p *snapshot.Part) error {
 		from = to
 	}
 	return nil
+}
+
+// begin returns cursors at the first rows of all columns, for writeColumn.
+func (g *leasedGroup) begin() []runCursor {
+	if g.cells == nil {
+		return nil
+	}
+	leased, next := g.cells.Columns, int64(0)
+	cursors := make([]runCursor, len(leased))
+	g.inMemory = make([]int64, len(leased))
+	for k := range leased {
+		cursors[k], g.inMemory[k] = newRunCursor(&leased[k]), next
+		for _, run := range leased[k].Runs {
+			if !run.OnDisk {
+				next += run.Block.Size
+			}
+		}
+	}
+	return cursors
 }
 
 // writeColumn writes the next rows of a column. What lies on disk is read piece by piece, neighbours together.

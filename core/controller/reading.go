@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"transferqueue/core/schema"
-
 	"transferqueue/core/store"
 	"transferqueue/core/unit"
 	"transferqueue/core/wire"
@@ -105,14 +104,15 @@ func (r *read) inPieces(ctx context.Context, columns int, total int64) ([]byte, 
 		payload = append(payload, data...)
 		return nil
 	}
+	groups := make([]leasedGroup, len(r.shares))
+	cursors := make([][]runCursor, len(r.shares))
+	for i := range groups {
+		groups[i] = leasedGroup{unit: r.shares[i].unit, cells: r.cells[i]}
+		cursors[i] = groups[i].begin()
+	}
 	for k := range columns {
-		cursors := make([]runCursor, len(r.shares))
-		for i := range cursors {
-			cursors[i] = newRunCursor(&r.cells[i].Columns[k])
-		}
 		for _, p := range r.order {
-			group := leasedGroup{unit: r.shares[p.share].unit, cells: r.cells[p.share]}
-			if err := group.writeColumn(ctx, k, &cursors[p.share], p.rows, put); err != nil {
+			if err := groups[p.share].writeColumn(ctx, k, &cursors[p.share][k], p.rows, put); err != nil {
 				return nil, err
 			}
 		}

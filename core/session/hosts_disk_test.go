@@ -3,7 +3,12 @@
 package session_test
 
 import (
+	"bytes"
+	"encoding/binary"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -12,6 +17,7 @@ import (
 
 	"transferqueue/core/foreign/foreigntest"
 	"transferqueue/core/session"
+	"transferqueue/core/tqerr"
 	"transferqueue/core/wire"
 )
 
@@ -116,6 +122,88 @@ func TestTiersOnOtherHosts(t *testing.T) {
 	for _, host := range hosts[:2] {
 		require.NoError(t, writers[host].s.Close(time.Second))
 	}
+}
+
+// What a unit on another host has on disk can be read, of several fields and rows in any order, when neither its memory nor its
+// disk has room for loading it.
+func TestAFullUnitOnAnotherHostIsRead(t *testing.T) {
+	checkRemote(t)
+	cfg := withDisk(t, listening(config(t)), 3*wideBytes, 1<<40)
+	cfg.Disk.Limit = 4 * wideBytes
+	started := spawnOn(t, cfg, "unit-b", "b")
+	on(t, "a")
+	here := owner(t, in(cfg, func(c *session.Config) { c.Units, c.PutWaitMS = -1, 300 }))
+	require.NoError(t, joinAway(here, started()))
+	w := &writer{here, foreigntest.New(t, 64<<20)}
+	var keys []string
+	var want []int64
+	for i := int64(0); ; i++ {
+		key := fmt.Sprint("k", i)
+		if err := w.put(putBody{Keys: wire.Strings{key}}, wide, i); err != nil {
+			require.Equal(t, tqerr.ResourceExhausted, tqerr.CodeOf(err), "%v", err)
+			break
+		}
+		keys, want = append([]string{key}, keys...), append([]int64{i}, want...)
+	}
+	require.Len(t, keys, 7)
+	got, err := w.values(keys...)
+	require.NoError(t, err)
+	require.Equal(t, want, got)
+	for i, key := range keys {
+		got, err := w.values(key)
+		require.NoError(t, err)
+		require.Equal(t, want[i:i+1], got)
+	}
+}
+
+// A value that is damaged on the disk of a unit on another host ends a save, which names it; what was saved before stays.
+func TestASaveNamesADamagedValueOfAnotherHost(t *testing.T) {
+	checkRemote(t)
+	cfg := withDisk(t, listening(config(t)), 0, 1000)
+	started := spawnOn(t, cfg, "unit-b", "b")
+	on(t, "a")
+	here := owner(t, in(cfg, func(c *session.Config) { c.Units = -1 }))
+	require.NoError(t, joinAway(here, started()))
+	w := &writer{here, foreigntest.New(t, 64<<20)}
+	require.NoError(t, w.put(putBody{Keys: wire.Strings{"good"}}, narrow, 1))
+	require.NoError(t, w.put(putBody{Keys: wire.Strings{"bad"}}, wide, 0x0123456789abcdef))
+	dir := filepath.Join(t.TempDir(), "c")
+	save(t, here, dir)
+	require.Positive(t, damage(t, cfg.Disk.Path, 0x0123456789abcdef))
+	var at wire.SaveReply
+	require.NoError(t, ask(here, wire.OpSaveCheckpoint, &wire.SaveRequest{Step: "begin", Path: dir, Save: 2, Metadata: "{}"}, &at))
+	err := ask(here, wire.OpSaveCheckpoint, &wire.SaveRequest{Step: "values", Path: at.Values}, nil)
+	require.Equal(t, tqerr.Corruption, tqerr.CodeOf(err), "%v", err)
+	require.ErrorContains(t, err, `partition "p": key "bad": field "x": the value on disk is damaged`)
+	require.NoError(t, ask(here, wire.OpSaveCheckpoint, &wire.SaveRequest{Step: "abort", Save: 2}, nil))
+	require.NoError(t, w.clear("good", "bad"))
+	load(t, here, dir)
+	got, err := w.values("good", "bad")
+	require.NoError(t, err)
+	require.Equal(t, []int64{1, 0x0123456789abcdef}, got)
+}
+
+// damage changes a byte in every file below a folder that holds an element, and counts them.
+func damage(t *testing.T, folder string, element uint64) (files int) {
+	pattern := binary.NativeEndian.AppendUint64(nil, element)
+	require.NoError(t, filepath.WalkDir(folder, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || !e.Type().IsRegular() {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		at := bytes.Index(data, pattern)
+		if err != nil || at < 0 {
+			return err
+		}
+		files++
+		f, err := os.OpenFile(path, os.O_WRONLY, 0)
+		if err != nil {
+			return err
+		}
+		_, err = f.WriteAt([]byte{pattern[0] ^ 1}, int64(at))
+		return errors.Join(err, f.Close())
+	}))
+	return files
 }
 
 // A unit on another host asks the controller what moves to disk first: what its task has consumed, though it was read last.
