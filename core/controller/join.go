@@ -60,13 +60,16 @@ func (s *Server) join(ctx context.Context, at *wire.UnitAddress) error {
 		return tqerr.Wrap(tqerr.CodeOf(err), err, "unit %q", at.Name)
 	}
 	u, err := remote.Open(ctx, conn, remote.Address{
-		ID: s.nextUnit(), Name: at.Name, Host: at.Host, Socket: at.Socket, Session: s.number, Hold: s.journal != nil,
+		ID: s.nextUnit(), Name: at.Name, Host: at.Host, Socket: at.Socket, Session: s.number, Hold: s.journal != nil, Keep: missed(old),
 	})
 	if err != nil {
 		return err
 	}
 	if err := s.rejoin(ctx, outside{u, at.Secret}, old); err != nil {
 		return err
+	}
+	if missed(old) {
+		s.settleLater(u)
 	}
 	s.room.Signal()
 	return nil
