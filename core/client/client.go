@@ -190,20 +190,41 @@ func (c *Client) Start(req *Request, done func(*Result)) (Started, error) {
 		cancel()
 		return Started{}, err
 	}
-	sent := c.begin(ctx, req.Op, body, nil, req.Timeout, req.Waits)
 	var started Started
 	if req.Op == wire.OpGet {
-		begun := time.Now()
-		started = sent.then("client get", func(reply *wire.Reply, err error) {
-			ctx, cancel := within(ctx, remaining(req.Timeout, begun))
-			defer cancel()
-			finish(c.got(ctx, req.Flags, reply, err))
-		})
+		started = c.startGet(ctx, req, body, finish)
 	} else {
+		sent := c.begin(ctx, req.Op, body, nil, req.Timeout, req.Waits)
 		started = sent.then("client request", func(reply *wire.Reply, err error) { finish(plainResult(reply, err)) })
 	}
 	started.Cancel = cancel
 	return started, nil
+}
+
+// startGet begins a get. It begins anew when the server was lost behind its reply, before the memory that the reply names was
+// reached: another one knows of no such memory.
+func (c *Client) startGet(ctx context.Context, req *Request, body []byte, finish func(*Result)) Started {
+	begun, conn := time.Now(), c.conn()
+	sent := c.begin(ctx, req.Op, body, nil, req.Timeout, req.Waits)
+	return sent.then("client get", func(reply *wire.Reply, err error) {
+		inTime, cancel := within(ctx, remaining(req.Timeout, begun))
+		defer cancel()
+		got := c.got(inTime, req.Flags, reply, err)
+		if err == nil && c.lostMeanwhile(ctx, conn, got.Err) {
+			again := *req
+			again.Timeout, again.Waits = remaining(req.Timeout, begun), false
+			c.startGet(ctx, &again, body, finish)
+			return
+		}
+		finish(got)
+	})
+}
+
+// lostMeanwhile reports that something failed because a connection was lost that is replaced.
+func (c *Client) lostMeanwhile(ctx context.Context, conn transport.Conn, err error) bool {
+	code := tqerr.CodeOf(err)
+	return (code == tqerr.Unavailable || code == tqerr.NotFound) && c.opts.Redial != nil && ctx.Err() == nil &&
+		(ended(conn) || c.conn() != conn)
 }
 
 func plainResult(reply *wire.Reply, err error) *Result {

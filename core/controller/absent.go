@@ -19,6 +19,15 @@ type absent struct {
 
 var _ node = absent{}
 
+// missed reports that a unit may have lived on while it was not found: what it has in memory is as good as ever.
+func missed(n node) bool {
+	if n == nil {
+		return false
+	}
+	_, is := unmetered(n).(absent)
+	return is
+}
+
 func (n absent) ID() uint32                 { return n.was.ID }
 func (n absent) Name() string               { return n.was.Name }
 func (n absent) Host() string               { return n.was.Host }

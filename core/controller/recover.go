@@ -656,11 +656,7 @@ const leastAwait = 30 * time.Second
 // controller: outcomes; and what units hold for all of them: what they have leased, and staged without committing it, from
 // where they read it back.
 func (s *Server) stopAwaiting() {
-	timer := time.NewTimer(max(s.opts.RestartWait, leastAwait))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-s.ctx.Done():
+	if !s.awaited() {
 		return
 	}
 	s.clients.Lock()
@@ -675,4 +671,25 @@ func (s *Server) stopAwaiting() {
 			_ = u.Settle(s.ctx, true) // one that is lost has nobody who reads from it
 		}
 	}
+}
+
+// awaited returns when nobody of the earlier life is awaited any more; false: the server closes.
+func (s *Server) awaited() bool {
+	timer := time.NewTimer(max(s.opts.RestartWait, leastAwait))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-s.ctx.Done():
+		return false
+	}
+}
+
+// settleLater ends what an earlier life has left on a unit that was missed until now.
+func (s *Server) settleLater(u *remote.Unit) {
+	s.journal.start("controller unit of an earlier life", func() {
+		if s.awaited() {
+			_ = u.Settle(s.ctx, true)
+		}
+	})
 }

@@ -239,6 +239,30 @@ func TestARestart(t *testing.T) {
 	}
 }
 
+// A unit that is not found when the controller starts again keeps what it has, and its place, until it joins again.
+func TestAUnitThatIsMissedForAWhile(t *testing.T) {
+	within(t, setup{units: 2, remote: true, journal: journal.Relaxed}, func(t *testing.T, s *system) {
+		u := s.user(following)
+		u.put(s.rows(narrow, keysOf(6), 1, 2, 3, 4, 5, 6))
+		had := s.hosts[0].server.Unit().Stats().Cells
+		require.Positive(t, had)
+		s.hosts[0].dead = true
+		s.restart()
+		require.Equal(t, "UNAVAILABLE", u.state("unit-0"))
+		require.Equal(t, keysOf(6), u.keys())
+		_, err := u.tryGet(&wire.GetRequest{Partition: "p", Keys: keysOf(6)}, 0)
+		require.Equal(t, tqerr.Unavailable, tqerr.CodeOf(err))
+		require.ErrorContains(t, err, "was not found again when the controller was started anew")
+		s.hosts[0].dead = false
+		s.joinHosts()
+		require.Equal(t, "ACTIVE", u.state("unit-0"))
+		require.Equal(t, []int64{1, 2, 3, 4, 5, 6}, u.values(keysOf(6)...))
+		s.restart()
+		require.Equal(t, []int64{1, 2, 3, 4, 5, 6}, u.values(keysOf(6)...))
+		time.Sleep(2 * time.Minute)
+	})
+}
+
 // Several clients work at random over a controller that dies again and again, at any moment; what each has written is what it
 // reads, and nothing that it did has happened twice.
 func TestRandomOperationsWithRestarts(t *testing.T) {

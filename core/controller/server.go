@@ -7,6 +7,9 @@
 // process commits, reads and deletes are put in line under mu and waited for outside: the unit executes them in that order.
 // Client state has a lock of its own, taken after mu.
 //
+// With a journal what a request changes is written down under mu before it is done, see journaling; recover.go makes a server of
+// what an earlier one has written.
+//
 // A handler must not block (transport.Handler): one that has to wait moves to a goroutine with call.later.
 package controller
 
