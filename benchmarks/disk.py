@@ -34,7 +34,6 @@ def conf(folder: str, threshold: int) -> dict[str, Any]:
     return {"backend": {"SimpleStorage": {"num_data_storage_units": 1, "ssd_offload": offload}}}
 
 
-# ---- beside a spill -------------------------------------------------------------------------------------------------
 
 
 def spill(seconds: float) -> None:
@@ -96,7 +95,6 @@ def beside(folder: str, seconds: float) -> dict[str, float]:
         tq.close()
 
 
-# ---- values on disk, here and in the peer ---------------------------------------------------------------------------
 
 
 def on_disk(folder: str) -> dict[str, float]:
