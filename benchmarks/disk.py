@@ -34,8 +34,6 @@ def conf(folder: str, threshold: int) -> dict[str, Any]:
     return {"backend": {"SimpleStorage": {"num_data_storage_units": 1, "ssd_offload": offload}}}
 
 
-
-
 def spill(seconds: float) -> None:
     """Put values that go to disk, in this process, until the time is over; prints bytes per second."""
     import torch
@@ -93,8 +91,6 @@ def beside(folder: str, seconds: float) -> dict[str, float]:
         return {"alone": alone / 1e9, "beside": together / 1e9, "spilled": spilled / 1e9, "share": together / alone}
     finally:
         tq.close()
-
-
 
 
 def on_disk(folder: str) -> dict[str, float]:
