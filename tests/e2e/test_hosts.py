@@ -7,8 +7,10 @@ import signal
 import textwrap
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import yaml
 
 import netns
 from netns import Host
@@ -212,3 +214,52 @@ def test_a_controller_that_is_killed_and_started_again(three: list[Host], served
     until(lambda: client.poll() is not None, "the client uses the new session", 30)
     seen = [" ".join(line) for line in lines]
     assert seen[-1].startswith("back"), seen
+
+
+COUNTING = (
+    PREAMBLE
+    + """
+keys = [f"{HERE}-{width}" for width in (3, 50000)]
+def add(key, width):
+    while True:
+        try:
+            return tq.kv_update(key, "p", {"x": torch.ones(width)}, "add")
+        except ConnectionError:  # more than 64 KiB, sent and not committed: it has not happened
+            assert width > 3
+for key, width in zip(keys, (3, 50000)):
+    tq.kv_put(key, "p", {"x": rows(1, width)[0]})
+for turn in range(40):
+    for key, width in zip(keys, (3, 50000)):
+        add(key, width)
+        assert torch.equal(tq.kv_batch_get(key, "p")["x"][0], turn + 1 + rows(1, width)[0]), (key, turn)
+    print("turn", turn, flush=True)
+print("units", *sorted(u.state for u in tq.list_units()))
+print("done", flush=True)
+"""
+)
+
+
+def test_a_controller_that_goes_on_from_its_journal(three: list[Host], tmp_path: Path) -> None:
+    """Units on other hosts are found again with what they have in memory, and no update is lost or happens twice."""
+    journal = {"durability": "relaxed", "path": str(tmp_path), "restart_wait_s": 60}
+    (tmp_path / "conf.yaml").write_text(yaml.safe_dump({"controller": {"journal": journal}}))
+    session = Served(three[0], three[1:], "--config", str(tmp_path / "conf.yaml"))
+    try:
+        clients = [
+            host.start("-c", f"HERE = {host.namespace!r}\n" + COUNTING, **session.environment)
+            for host in (three[0], three[1])
+        ]
+        lines = [_lines(client) for client in clients]
+        for turn in ("5", "15"):
+            for of in lines:
+                next(line for line in of if line == ["turn", turn])
+            os.kill(session.controller.pid, signal.SIGKILL)
+            session.controller.wait()
+            session.restart_controller()
+        for of, client in zip(lines, clients, strict=True):
+            seen = list(of)
+            assert client.wait(60) == 0, seen
+            assert seen[-2:] == [["units", "ACTIVE", "ACTIVE"], ["done"]]
+        assert [unit.poll() for unit in session.units] == [None, None]
+    finally:
+        session.end()
