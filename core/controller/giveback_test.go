@@ -4,6 +4,7 @@ package controller_test
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -44,6 +45,7 @@ func TestWhatIsGivenBackMeetsWhoWaits(t *testing.T) {
 		u.put(s.rows(narrow, keysOf(4), 1, 2, 3, 4))
 		s.net.Inject(unheard["reply late"])
 		lost := u.fetch("task", 3, time.Second)
+		synctest.Wait() // the fault is of its reply
 		waiting := s.user().fetch("task", 4, time.Minute)
 		_, err := lost.try()
 		require.Error(t, err)
