@@ -34,9 +34,6 @@ def conf(folder: str, threshold: int) -> dict[str, Any]:
     return {"backend": {"SimpleStorage": {"num_data_storage_units": 1, "ssd_offload": offload}}}
 
 
-# ---- beside a spill -------------------------------------------------------------------------------------------------
-
-
 def spill(seconds: float) -> None:
     """Put values that go to disk, in this process, until the time is over; prints bytes per second."""
     import torch
@@ -94,9 +91,6 @@ def beside(folder: str, seconds: float) -> dict[str, float]:
         return {"alone": alone / 1e9, "beside": together / 1e9, "spilled": spilled / 1e9, "share": together / alone}
     finally:
         tq.close()
-
-
-# ---- values on disk, here and in the peer ---------------------------------------------------------------------------
 
 
 def on_disk(folder: str) -> dict[str, float]:

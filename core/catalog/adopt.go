@@ -33,14 +33,25 @@ func (c *Catalog) Blank() *Restored {
 
 // Fill makes a blank catalog that of a state. A state that contradicts itself gives Corruption; then r is of no use.
 func (r *Restored) Fill(s *State) error {
-	n := r.c
 	r.lineage = s.Lineage
+	if err := r.fillPartitions(s); err != nil {
+		return err
+	}
+	return r.fillUsed(s)
+}
+
+func (r *Restored) fillPartitions(s *State) error {
 	for k := range s.Partitions {
 		if err := r.partition(&s.Partitions[k]); err != nil {
 			return err
 		}
 	}
-	end := int64(0)
+	return nil
+}
+
+// fillUsed sets the generations of indexes that are not in use; those that are must be known by then.
+func (r *Restored) fillUsed(s *State) error {
+	n, end := r.c, int64(0)
 	for _, run := range s.Used {
 		if run.From < end || run.Count < 1 || run.Count > maxIndex || run.From > maxIndex-run.Count {
 			return tqerr.New(tqerr.Corruption, "generations of %d indexes from %d", run.Count, run.From)
@@ -255,12 +266,15 @@ func (c *Catalog) Fits(r *Restored) error {
 }
 
 // Adopt makes c what was restored and fits. r is of no use afterwards.
+func (c *Catalog) Adopt(r *Restored) { *c = *c.Adopted(r) }
+
+// Adopted returns what Adopt makes of c, which does not change. r is of no use afterwards.
 //
 // Index and generation stay as they were saved, so that whoever kept them reaches the same sample again, unless they name
 // another sample here already, or one that was only reserved then and may have been written since: then the restored one
 // gets a generation that nobody has seen. No generation that was ever used here or where the state comes from is given to a
 // sample that comes later.
-func (c *Catalog) Adopt(r *Restored) {
+func (c *Catalog) Adopted(r *Restored) *Catalog {
 	n, same := r.c, c.unchanged(r)
 	settle := func(i int64) {
 		here, there := c.usedUpTo(i), n.usedUpTo(i)
@@ -297,7 +311,7 @@ func (c *Catalog) Adopt(r *Restored) {
 		}
 	}
 	n.lineage, n.epoch = c.lineage, c.epoch+1
-	*c = *n
+	return n
 }
 
 // unchanged returns the indexes whose saved generation can name only the saved sample: the active ones of the same lineage,

@@ -124,6 +124,7 @@ func (c *Catalog) create(p *partition, pl *plan, w *Write, units []uint32, fresh
 	if p.active.Count() == 0 { // the stream that was complete is gone with its samples
 		p.complete = false
 	}
+	p.leaving = false
 	mask := bitset.NewMask(activated)
 	p.owned.AddAll(mask)
 	p.active.AddAll(mask)
@@ -171,6 +172,14 @@ func (c *Catalog) applied(p *partition, rows []int64, mask bitset.Mask, w *Write
 		}
 	}
 	return out
+}
+
+// CheckTags fails as SetTags would. Read-only.
+func (c *Catalog) CheckTags(samples []schema.Sample, tags [][]byte) error {
+	if tags == nil {
+		tags = [][]byte{}
+	}
+	return checkTags(tags, len(samples))
 }
 
 // SetTags replaces the tags of samples; samples that do not exist are ignored. There is one map per sample.

@@ -105,6 +105,7 @@ type partition struct {
 
 	births   births // of the active samples, and perhaps of some that are gone
 	complete bool   // a writer has said that nothing more comes
+	leaving  bool   // it was cleared as a whole and is removed when its units have answered, unless it is written to before
 }
 
 // EnsurePartition makes sure that a partition exists, and reports whether it was created for that.

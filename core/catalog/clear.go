@@ -78,7 +78,7 @@ func (c *Catalog) StartClearPartition(partition string) *Clearing {
 		return &Clearing{Partition: partition}
 	}
 	cl := c.startClear(p, p.active.Members(nil), p.clearing.Members(nil))
-	cl.whole = true
+	cl.whole, p.leaving = true, true
 	p.fields, p.ordered, p.sorted = map[string]*field{}, nil, nil
 	clear(p.consumed)
 	p.complete = false
@@ -133,12 +133,26 @@ func unique(indexes []int64) []int64 {
 	return slices.DeleteFunc(indexes, func(i int64) bool { return !seen.Add(i) })
 }
 
+// Whole reports that the partition goes too.
+func (cl *Clearing) Whole() bool { return cl.whole }
+
+// Finishing makes the work whose end is to be told, from what is left of it.
+func Finishing(partition string, samples []schema.Sample, whole bool) *Clearing {
+	return &Clearing{Partition: partition, Samples: samples, whole: whole}
+}
+
+// Current reports that FinishClear has something to do. Read-only.
+func (c *Catalog) Current(cl *Clearing) bool {
+	p := c.partitions[cl.Partition]
+	return p != nil && cl.Fields == nil && (cl.of == nil || cl.of == p)
+}
+
 // FinishClear releases the indexes of a clear whose cells are deleted; those that somebody released already are ignored, and
 // those of a partition that has been replaced since.
 // It has nothing to do for a clear of fields.
 func (c *Catalog) FinishClear(cl *Clearing) {
 	p := c.partitions[cl.Partition]
-	if p == nil || cl.Fields != nil || cl.of != nil && cl.of != p {
+	if !c.Current(cl) {
 		return
 	}
 	for _, s := range cl.Samples {

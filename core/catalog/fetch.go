@@ -86,6 +86,12 @@ func (r *FetchRequest) check() error {
 //
 // Errors: InvalidArgument for a request without task or number; what the sampler returns.
 func (c *Catalog) Fetch(r FetchRequest, s Sampler) (*Described, error) {
+	return c.FetchNoted(r, s, nil)
+}
+
+// FetchNoted is Fetch with a last word: note is told what is about to be handed out, and an error of it is that of the fetch,
+// by which the catalog has not changed.
+func (c *Catalog) FetchNoted(r FetchRequest, s Sampler, note func(Pick) error) (*Described, error) {
 	if err := r.check(); err != nil {
 		return nil, err
 	}
@@ -105,23 +111,37 @@ func (c *Catalog) Fetch(r FetchRequest, s Sampler) (*Described, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c.hand(p, &r, view, pick), nil
+	return c.hand(p, &r, view, pick, note)
 }
 
 // hand carries a pick out.
-func (c *Catalog) hand(p *partition, r *FetchRequest, view *readyView, pick Pick) *Described {
-	if pick.End {
-		return &Described{End: true}
-	}
+func (c *Catalog) hand(p *partition, r *FetchRequest, view *readyView, pick Pick, note func(Pick) error) (*Described, error) {
 	produced := bitset.Query{All: view.query.All}
 	sampled := produced.Filter(pick.Sampled)
-	if len(sampled) == 0 {
-		return nil
+	if len(sampled) == 0 && !pick.End {
+		return nil, nil
+	}
+	if note != nil {
+		if err := note(pick); err != nil {
+			return nil, err
+		}
+	}
+	if pick.End {
+		return &Described{End: true}, nil
 	}
 	taken := c.consume(p, r.Task, pick.Consumed)
 	d := c.describe(sampled, p.registeredOf(r.Fields))
 	d.Taken = Taken{r.Partition, r.Task, taken, c.resets}
-	return d
+	return d, nil
+}
+
+// Hand does again what a fetch has done that had such a pick.
+func (c *Catalog) Hand(r FetchRequest, pick Pick) (*Described, error) {
+	p, err := c.lookup(r.Partition)
+	if err != nil {
+		return nil, err
+	}
+	return c.hand(p, &r, c.ready(p, r.Fields, r.Task), pick, nil)
 }
 
 // consume marks samples as consumed and returns those that were not; what does not exist is ignored.
@@ -139,17 +159,29 @@ func (c *Catalog) consume(p *partition, task string, indexes []int64) (taken []s
 	return taken
 }
 
-// GiveBack lets a task have again what a fetch has taken, because nobody has got it. What was cleared since stays as it is,
-// and so does everything when a task has started over since: others may have what was given out then.
-func (c *Catalog) GiveBack(t Taken) {
+// Returnable is the part of what a fetch has taken that its task can have again. What was cleared since is not, and nothing is
+// when a task has started over since: others may have what was given out then.
+func (c *Catalog) Returnable(t Taken) (samples []schema.Sample) {
 	p := c.partitions[t.Partition]
 	if p == nil || p.consumed[t.Task] == nil || t.resets != c.resets {
-		return
+		return nil
 	}
 	for _, s := range t.Samples {
 		if c.owns(p, s) {
-			p.consumed[t.Task].Remove(s.Index)
+			samples = append(samples, s)
 		}
+	}
+	return samples
+}
+
+// GiveBack lets a task have samples again that are Returnable, because nobody has got them.
+func (c *Catalog) GiveBack(partition, task string, samples []schema.Sample) {
+	p := c.partitions[partition]
+	if p == nil || p.consumed[task] == nil {
+		return
+	}
+	for _, s := range samples {
+		p.consumed[task].Remove(s.Index)
 	}
 }
 

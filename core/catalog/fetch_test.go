@@ -42,6 +42,20 @@ func TestFetchDescribesWhatItHandsOut(t *testing.T) {
 	require.Equal(t, &Described{at(0, 1), []schema.Column{y, x}, []byte{1, 1}, [][]byte{tags, {0x80}}, false, taken}, d)
 }
 
+func TestOnlyWhatIsStillTakenIsReturnable(t *testing.T) {
+	f := newFixture(t, Options{})
+	f.insert("p", 3, "x")
+	d, err := f.Fetch(FetchRequest{Partition: "p", Fields: []string{"x"}, N: 2, Task: "t"}, &first{})
+	require.NoError(t, err)
+	require.Equal(t, at(0, 1), f.Returnable(d.Taken))
+	f.GiveBack("p", "t", f.Returnable(d.Taken)[:1])
+	require.Equal(t, []byte{0, 1, 0}, f.Consumption("p", "t").Cells)
+	f.ResetConsumption("p", "t")
+	require.Empty(t, f.Returnable(d.Taken), "the task has started over")
+	require.Empty(t, f.Returnable(Taken{Partition: "p", Task: "other", Samples: at(0)}))
+	f.GiveBack("nowhere", "t", at(0))
+}
+
 func TestTooFewSamplesConsumeNothingAndDoNotAskTheSampler(t *testing.T) {
 	f := newFixture(t, Options{})
 	s := &first{}

@@ -38,8 +38,8 @@ func (c *Catalog) Offer(r FetchRequest) (*Offer, error) {
 // It returns nil when nothing is left.
 //
 // Errors: Failed for a pick that no sampler may make, Conflict when a sample was consumed since the offer; nothing has
-// changed then.
-func (c *Catalog) Deliver(r FetchRequest, name string, offer *Offer, pick Pick, remembered bool) (*Described, error) {
+// changed then. note has the last word, as in FetchNoted; nil: nobody.
+func (c *Catalog) Deliver(r FetchRequest, name string, offer *Offer, pick Pick, remembered bool, note func(Pick) error) (*Described, error) {
 	p := c.partitions[r.Partition]
 	if p == nil {
 		return nil, nil
@@ -63,7 +63,7 @@ func (c *Catalog) Deliver(r FetchRequest, name string, offer *Offer, pick Pick, 
 			return nil, tqerr.New(tqerr.Failed, "%s consumed sample %d, which does not exist in partition %q", name, i, r.Partition)
 		}
 	}
-	return c.hand(p, &r, view, pick), nil
+	return c.hand(p, &r, view, pick, note)
 }
 
 // Enough reports whether as many samples are ready as a fetch wants, or whether all are that ever will be. Read-only.

@@ -18,7 +18,7 @@ func (f *fixture) offer() *Offer {
 }
 
 func (f *fixture) deliver(o *Offer, sampled, consumed []int64, remembered bool) ([]int64, error) {
-	d, err := f.Deliver(offered, "S", o, Pick{Sampled: sampled, Consumed: consumed}, remembered)
+	d, err := f.Deliver(offered, "S", o, Pick{Sampled: sampled, Consumed: consumed}, remembered, nil)
 	if d == nil {
 		return nil, err
 	}
@@ -48,7 +48,7 @@ func TestDeliverRefusesWhatNoSamplerMayPick(t *testing.T) {
 		"sample -1, which":       {Sampled: []int64{-1}},
 		"consumed sample 3":      {Sampled: []int64{0}, Consumed: []int64{0, 3}},
 	} {
-		_, err := f.Deliver(offered, "S", o, pick, false)
+		_, err := f.Deliver(offered, "S", o, pick, false, nil)
 		requireError(t, err, tqerr.Failed, "S ", text)
 	}
 	require.Equal(t, []byte{0, 0, 0}, f.Consumption("p", "t").Cells)

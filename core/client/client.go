@@ -33,6 +33,8 @@ const (
 	answerGrace = 300 * time.Millisecond
 	// settleTime is how long a client then waits to hear what became of a request.
 	settleTime = 500 * time.Millisecond
+	// lostTogether is how long after a direct connection the common one may show that the server is gone.
+	lostTogether = time.Second
 )
 
 // Options configure a client.
@@ -40,6 +42,8 @@ type Options struct {
 	Conn transport.Conn
 	// Redial replaces a lost connection to the same session; nil: a lost connection is final.
 	Redial func(ctx context.Context) (transport.Conn, error)
+	// Remembered says that the session knows the outcomes of requests also when it was started again.
+	Remembered bool
 	// Resend repeats a request that has no reply after this time, for networks that lose messages; 0: never.
 	Resend time.Duration
 	Pool   *bufpool.Pool
@@ -139,7 +143,8 @@ type Started struct {
 	// Cancel ends the request early. It may be called at any time.
 	Cancel func()
 	// FD, when Advance is not nil, is what the caller waits for until it is readable; then he calls Advance, which reports
-	// whether the request has come to its end. It must be called until then, also after Cancel.
+	// whether the request needs it no more: it has come to its end, or goes on by itself. It must be called until then, also
+	// after Cancel.
 	FD      int
 	Advance func() bool
 }
@@ -185,20 +190,41 @@ func (c *Client) Start(req *Request, done func(*Result)) (Started, error) {
 		cancel()
 		return Started{}, err
 	}
-	sent := c.begin(ctx, req.Op, body, nil, req.Timeout, req.Waits)
 	var started Started
 	if req.Op == wire.OpGet {
-		begun := time.Now()
-		started = sent.then("client get", func(reply *wire.Reply, err error) {
-			ctx, cancel := within(ctx, remaining(req.Timeout, begun))
-			defer cancel()
-			finish(c.got(ctx, req.Flags, reply, err))
-		})
+		started = c.startGet(ctx, req, body, finish)
 	} else {
+		sent := c.begin(ctx, req.Op, body, nil, req.Timeout, req.Waits)
 		started = sent.then("client request", func(reply *wire.Reply, err error) { finish(plainResult(reply, err)) })
 	}
 	started.Cancel = cancel
 	return started, nil
+}
+
+// startGet begins a get. It begins anew when the server was lost behind its reply, before the memory that the reply names was
+// reached: another one knows of no such memory.
+func (c *Client) startGet(ctx context.Context, req *Request, body []byte, finish func(*Result)) Started {
+	begun, conn := time.Now(), c.conn()
+	sent := c.begin(ctx, req.Op, body, nil, req.Timeout, req.Waits)
+	return sent.then("client get", func(reply *wire.Reply, err error) {
+		inTime, cancel := within(ctx, remaining(req.Timeout, begun))
+		defer cancel()
+		got := c.got(inTime, req.Flags, reply, err)
+		if err == nil && c.lostMeanwhile(ctx, conn, got.Err) {
+			again := *req
+			again.Timeout, again.Waits = remaining(req.Timeout, begun), false
+			c.startGet(ctx, &again, body, finish)
+			return
+		}
+		finish(got)
+	})
+}
+
+// lostMeanwhile reports that something failed because a connection was lost that is replaced.
+func (c *Client) lostMeanwhile(ctx context.Context, conn transport.Conn, err error) bool {
+	code := tqerr.CodeOf(err)
+	return (code == tqerr.Unavailable || code == tqerr.NotFound) && c.opts.Redial != nil && ctx.Err() == nil &&
+		(ended(conn) || c.conn() != conn)
 }
 
 func plainResult(reply *wire.Reply, err error) *Result {

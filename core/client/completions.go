@@ -84,15 +84,24 @@ func (q *Completions) Submit(c *Client, req *Request) (uint64, int, error) {
 // advance lets the caller's thread finish what it waited for itself.
 func (q *Completions) advance() {
 	q.mu.Lock()
-	var steps []func() bool
-	for _, s := range q.mu.started {
+	var steps []Started
+	var tickets []uint64
+	for ticket, s := range q.mu.started {
 		if s.Advance != nil {
-			steps = append(steps, s.Advance)
+			steps, tickets = append(steps, s), append(tickets, ticket)
 		}
 	}
 	q.mu.Unlock()
-	for _, step := range steps {
-		step()
+	for k, s := range steps {
+		if !s.Advance() {
+			continue
+		}
+		q.mu.Lock()
+		if _, runs := q.mu.started[tickets[k]]; runs { // by itself: its caller waits for FD of q from now on
+			s.Advance = nil
+			q.mu.started[tickets[k]] = s
+		}
+		q.mu.Unlock()
 	}
 }
 

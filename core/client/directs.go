@@ -58,6 +58,17 @@ func (d *directs) give(c Direct) {
 	_ = c.Close()
 }
 
+// drop closes the idle connections, whose server is gone.
+func (d *directs) drop() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, c := range d.idle {
+		delete(d.all, c)
+		_ = c.Close()
+	}
+	d.idle = nil
+}
+
 // close closes the idle connections; those in use follow when they are given back.
 func (d *directs) close() {
 	d.mu.Lock()

@@ -8,6 +8,7 @@ import (
 	"transferqueue/core/foreign"
 	"transferqueue/core/guard"
 	"transferqueue/core/tqerr"
+	"transferqueue/core/transport"
 	"transferqueue/core/wire"
 )
 
@@ -78,8 +79,10 @@ func (c *Client) putInline(ctx context.Context, req *Request, put *wire.PutReque
 
 // granted is what the first request of a staged put brings.
 type granted struct {
-	reply *wire.PutReply
-	err   error
+	reply   *wire.PutReply
+	err     error
+	conn    transport.Conn // on which it was asked for
+	staging *staging       // nil: the bytes do not lie where this client can read them back
 }
 
 func (c *Client) putStaged(ctx context.Context, req *Request, put *wire.PutRequest, inputs []*foreign.Input, done func(*Result)) error {
@@ -87,10 +90,11 @@ func (c *Client) putStaged(ctx context.Context, req *Request, put *wire.PutReque
 	if err != nil {
 		return err
 	}
-	begun := time.Now()
+	begun, conn := time.Now(), c.conn()
+	staging := &staging{c: c, conn: conn, put: put, request: req, begun: begun, inputs: columnsOf(inputs)}
 	grant := make(chan granted, 1)
 	c.begin(ctx, wire.OpPut, body, nil, req.Timeout, false).then("client put", func(reply *wire.Reply, err error) {
-		g := granted{err: err}
+		g := granted{err: err, conn: conn}
 		if err == nil {
 			g.reply = &wire.PutReply{}
 			if g.err = wire.Unmarshal(reply.Body, g.reply); g.err == nil {
@@ -109,6 +113,12 @@ func (c *Client) putStaged(ctx context.Context, req *Request, put *wire.PutReque
 		}
 		if g.err == nil {
 			_, g.err = c.planAndFill(ctx, g.reply, inputs)
+			g.staging = staging
+		}
+		if g.err != nil && g.reply != nil && ctx.Err() == nil && c.opts.Redial != nil && c.conn() != conn {
+			again := *req
+			again.Timeout = remaining(req.Timeout, begun)
+			return c.putStaged(ctx, &again, put, inputs, done) // another server has not granted anything
 		}
 		c.finish(ctx, g, remaining(req.Timeout, begun), done)
 		return nil
@@ -119,15 +129,27 @@ func (c *Client) putStaged(ctx context.Context, req *Request, put *wire.PutReque
 		defer release()
 		g := <-grant
 		if err != nil {
-			c.finish(ctx, granted{g.reply, err}, 0, func(*Result) {})
+			c.finish(ctx, granted{reply: g.reply, err: err}, 0, func(*Result) {})
 			return
 		}
 		if g.err == nil {
 			g.err = c.deliverAside(ctx, g.reply, aside, remaining(req.Timeout, begun))
+			if !c.remote() && len(g.reply.Grants) == 0 {
+				g.staging = staging
+			}
 		}
 		c.finish(ctx, g, remaining(req.Timeout, begun), done)
 	})
 	return err
+}
+
+// columnsOf is the inputs without their bytes, which belong to the caller.
+func columnsOf(inputs []*foreign.Input) []*foreign.Input {
+	out := make([]*foreign.Input, len(inputs))
+	for i, in := range inputs {
+		out[i] = foreign.Packed(in.Column, nil)
+	}
+	return out
 }
 
 // remaining returns what is left of a timeout, at least a little, so that the server decides the outcome.
@@ -235,7 +257,12 @@ func (c *Client) finish(ctx context.Context, g granted, timeout time.Duration, d
 		return
 	}
 	c.begin(ctx, wire.OpCommit, txn, nil, timeout, false).then("client commit", func(reply *wire.Reply, err error) {
+		if g.staging.forgotten(err) {
+			guard.Go("client put again", func() { g.staging.again(ctx, g.reply, done) })
+			return
+		}
 		if err != nil {
+			err = c.lostWithServer(g.conn, err)
 			guard.Go("client give up", func() { giveUp(err) })
 			return
 		}

@@ -82,7 +82,13 @@ func (s *sent) then(name string, do func(*wire.Reply, error)) Started {
 			if !s.pending.Ready() {
 				return false
 			}
-			do(s.wait())
+			reply, err := s.pending.Wait(s.ctx)
+			s.c.directs.give(s.direct)
+			if s.lost(err) {
+				guard.Go(name, func() { do(s.end(s.elsewhere(err))) })
+			} else {
+				do(s.end(reply, err))
+			}
 			return true
 		}}
 	case s.pending == nil || !s.pending.Ready():
@@ -99,12 +105,14 @@ func (s *sent) then(name string, do func(*wire.Reply, error)) Started {
 }
 
 // wait returns when the request has an answer, its time is over, or the connection is lost for good.
-func (s *sent) wait() (*wire.Reply, error) {
+func (s *sent) wait() (*wire.Reply, error) { return s.end(s.answer()) }
+
+// end settles a request that has come to its end here.
+func (s *sent) end(reply *wire.Reply, err error) (*wire.Reply, error) {
 	defer s.cancel()
 	if s.req.Sequence != 0 {
 		defer s.c.giveLane(s.req.Sequence)
 	}
-	reply, err := s.answer()
 	if err != nil && s.req.Sequence != 0 && s.ctx.Err() != nil {
 		return s.c.settle(s.req.Sequence, err)
 	}
@@ -116,14 +124,29 @@ func (s *sent) answer() (*wire.Reply, error) {
 		return s.c.repeat(s.ctx, s.req)
 	}
 	reply, err := s.pending.Wait(s.ctx)
-	if s.direct != nil {
-		s.c.directs.give(s.direct)
-		return reply, err
-	}
 	if err == nil || s.ctx.Err() != nil || s.c.opts.Redial == nil || !ended(s.conn) {
 		return reply, err
 	}
 	return s.c.repeatIn(s.ctx, s.life, true, s.req)
+}
+
+// lost reports that a direct connection was lost with a request whose outcome can be found out.
+func (s *sent) lost(err error) bool {
+	return err != nil && s.ctx.Err() == nil && s.c.opts.Redial != nil && s.direct.Broken()
+}
+
+// elsewhere sends a request again whose direct connection was lost with err. When that was the end of the server, the common
+// connection ends too.
+func (s *sent) elsewhere(err error) (*wire.Reply, error) {
+	timer := time.NewTimer(lostTogether)
+	defer timer.Stop()
+	select {
+	case <-s.conn.Done():
+		return s.c.repeatIn(s.ctx, s.life, true, s.req)
+	case <-s.ctx.Done():
+	case <-timer.C:
+	}
+	return nil, err
 }
 
 // settle calls a request off that has ended with err here. It returns its outcome when it has one after all, and err when
@@ -176,15 +199,23 @@ func (c *Client) repeatIn(ctx context.Context, life int, sent bool, req *wire.Re
 		sent = sent || !ended(conn)
 		reply, err := c.once(ctx, conn, req)
 		switch {
-		case err == nil || ctx.Err() != nil:
-			return reply, err
+		case err != nil && ctx.Err() != nil:
+			return nil, timeIsOver(ctx, err)
+		case err == nil:
+			return reply, nil
 		case err == errLost:
 		case c.opts.Redial != nil && ended(conn):
-			if c.redial(ctx, conn) != nil {
+			if lost := c.redial(ctx, conn); lost != nil {
+				if ctx.Err() != nil {
+					return nil, timeIsOver(ctx, err)
+				}
+				if tqerr.CodeOf(lost) == tqerr.Unavailable {
+					err = tqerr.Wrap(tqerr.Unavailable, err, "%s", lost)
+				}
 				return nil, err
 			}
 			if now := c.life(); now != life {
-				if life = now; sent && req.Sequence != 0 {
+				if life = now; sent && req.Sequence != 0 && !c.opts.Remembered {
 					return nil, errForgotten(err)
 				}
 			}
@@ -192,6 +223,14 @@ func (c *Client) repeatIn(ctx context.Context, life int, sent bool, req *wire.Re
 			return nil, err
 		}
 	}
+}
+
+// timeIsOver says why a request has ended whose connection was lost with err and not replaced in time.
+func timeIsOver(ctx context.Context, err error) error {
+	if tqerr.CodeOf(err) != tqerr.Unavailable {
+		return err
+	}
+	return tqerr.Wrap(tqerr.CodeOf(ctx.Err()), err, "waiting for the session")
 }
 
 func ended(conn transport.Conn) bool {
@@ -249,6 +288,7 @@ func (c *Client) redial(ctx context.Context, lost transport.Conn) error {
 		return tqerr.New(tqerr.InvalidState, "the client is closed")
 	}
 	c.mu.conn = fresh
+	c.directs.drop()
 	if s, ok := fresh.(transport.Streamer); ok && !s.Resumed() {
 		c.mu.life++
 	}
@@ -263,8 +303,9 @@ func (c *Client) release(leases wire.Ints) {
 		return
 	}
 	req := &wire.Request{Op: wire.OpRelease, Body: body}
-	if c.opts.Resend == 0 && c.opts.Redial == nil {
-		_ = c.conn().Notify(req)
+	conn := c.conn()
+	if _, streams := conn.(transport.Streamer); c.opts.Resend == 0 && (c.opts.Redial == nil || !streams) {
+		_ = conn.Notify(req)
 		return
 	}
 	guard.Go("client release", func() { _, _ = c.repeat(c.background, req) })

@@ -4,7 +4,9 @@ import (
 	"context"
 	"slices"
 
+	"transferqueue/core/catalog"
 	"transferqueue/core/schema"
+	"transferqueue/core/store"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/wire"
 )
@@ -36,7 +38,7 @@ func (c *call) abort() (any, error) {
 
 // apply makes a staged write visible, or hands it to what computes its bytes first.
 func (c *call) apply(t *txn) (any, error) {
-	c.samples = t.rows
+	c.samples, t.origin = t.rows, c.origin()
 	if t.transforms() {
 		return c.transform(t)
 	}
@@ -64,7 +66,7 @@ func (c *call) applyPrepared(t *txn) (any, error) {
 		giveUp: t.abort,
 	}
 	w.do = func() (any, error) {
-		result, err := t.applyLocked()
+		result, err := t.applyLocked(replyResult)
 		if err != nil && tqerr.CodeOf(err) != tqerr.Conflict {
 			t.abort()
 		}
@@ -176,19 +178,36 @@ func (t *txn) cells() *writeSet {
 }
 
 // applyLocked changes the catalog and commits the units. Called with mu held.
-func (t *txn) applyLocked() (*wire.PutResult, error) {
+func (t *txn) applyLocked(reply uint8) (*wire.PutResult, error) {
+	if err := t.reachable(); err != nil {
+		return nil, err
+	}
+	change, err := t.s.notePutsLocked(reply, t)
+	if err != nil {
+		return nil, err
+	}
+	return t.commitLocked(change)
+}
+
+// reachable fails when a unit is gone on which something is staged.
+func (t *txn) reachable() error {
 	for _, sh := range t.shares {
 		if sh.staged == nil {
 			continue
 		}
 		if err := sh.unit.Lost(); err != nil {
-			return nil, err
+			return err
 		}
 	}
+	return nil
+}
+
+// commitLocked is the second half of applyLocked, which nothing but an invalid write can fail.
+func (t *txn) commitLocked(change uint64) (*wire.PutResult, error) {
 	t.write.Unwatched = len(t.s.mu.watches[t.write.Partition]) == 0
 	applied, err := t.s.mu.cat.Apply(&t.write, t.units)
 	if err != nil {
-		return nil, err
+		return nil, t.s.noted(err)
 	}
 	for _, sh := range t.shares {
 		if sh.staged == nil {
@@ -201,12 +220,18 @@ func (t *txn) applyLocked() (*wire.PutResult, error) {
 				samples = append(samples, applied.Samples[sh.runs[r]:sh.runs[r+1]]...)
 			}
 		}
-		sh.staged.Commit(samples)
+		store.CommitChange(sh.staged, samples, change)
 	}
 	t.s.changed(t.write.Partition, applied.Events)
+	result := putResult(applied)
+	t.s.doneLocked(t.origin, &wire.PutReply{Result: result})
+	return result, nil
+}
+
+func putResult(applied *catalog.Applied) *wire.PutResult {
 	result := &wire.PutResult{Fields: applied.Fields, Tags: someTags(applied.Tags)}
 	result.Indexes, result.Generations = indexLists(applied.Samples)
-	return result, nil
+	return result
 }
 
 // someTags returns nil when no row has a tag, which spares the client a thousand empty dicts.

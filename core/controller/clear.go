@@ -29,32 +29,55 @@ func (c *call) clear() (any, error) {
 		}
 		return newWriteSet(r.Partition, r.Fields, s.mu.cat.Existing(&catalog.Write{Partition: r.Partition, Keys: r.Keys}), false)
 	}
-	return c.clearing(cells, func() *catalog.Clearing {
-		switch {
-		case r.Fields != nil:
-			return s.mu.cat.ClearFields(r.Partition, r.Keys, samples, r.Fields)
-		case samples != nil:
-			return s.mu.cat.StartClearSamples(r.Partition, samples)
-		default:
-			return s.mu.cat.StartClearKeys(r.Partition, r.Keys)
-		}
-	})
+	record := &clearRecord{Origin: c.origin(), Partition: r.Partition, Keys: r.Keys, Samples: r.Samples, Fields: r.Fields}
+	return c.clearing(record, cells)
+}
+
+// hide begins a clear, or does one of fields.
+func hide(cat *catalog.Catalog, r *clearRecord) *catalog.Clearing {
+	var samples []schema.Sample
+	if r.Samples != nil {
+		samples = samplesOf(r.Samples)
+	}
+	switch {
+	case r.Whole:
+		return cat.StartClearPartition(r.Partition)
+	case r.Fields != nil:
+		return cat.ClearFields(r.Partition, r.Keys, samples, r.Fields)
+	case samples != nil:
+		return cat.StartClearSamples(r.Partition, samples)
+	default:
+		return cat.StartClearKeys(r.Partition, r.Keys)
+	}
+}
+
+// forgetCleared tells the sampler what is gone.
+func (s *Server) forgetCleared(cl *catalog.Clearing, whole bool) {
+	if whole {
+		s.mu.sampler.ClearPartition(cl.Partition)
+	}
+	s.mu.sampler.Cleared(cl.Partition, indexesOf(cl.Samples))
 }
 
 // clearing hides samples or fields, deletes their cells on the units, and releases the indexes when the units have answered.
 // That happens even when the client does not wait so long.
-func (c *call) clearing(cells func() *writeSet, hide func() *catalog.Clearing) (any, error) {
+func (c *call) clearing(record *clearRecord, cells func() *writeSet) (any, error) {
 	s := c.s
 	w := &instant{cells: cells}
 	w.do = func() (any, error) {
-		cl := hide()
+		change, err := s.noteLocked(true, recordClear, record)
+		if err != nil {
+			return nil, err
+		}
+		cl := hide(s.mu.cat, record)
 		c.samples = len(cl.Samples)
 		if cl.Fields == nil {
-			s.mu.sampler.Cleared(cl.Partition, indexesOf(cl.Samples))
+			s.forgetCleared(cl, record.Whole)
 		}
-		d := s.deleteLocked(cl)
+		s.doneLocked(record.Origin, nil)
+		d := s.deleteLocked(cl, change)
 		if len(d.waiting) == 0 && d.err == nil {
-			s.mu.cat.FinishClear(cl)
+			s.finishLocked(cl)
 			s.changed(cl.Partition, cl.Events)
 			return nil, nil
 		}
@@ -95,7 +118,7 @@ type deletion struct {
 
 // deleteLocked deletes on the units what the catalog has hidden already. A unit that is gone has nothing to delete any more;
 // who clears samples that were on it is told once, and finishes the clear by a second one.
-func (s *Server) deleteLocked(cl *catalog.Clearing) *deletion {
+func (s *Server) deleteLocked(cl *catalog.Clearing, change uint64) *deletion {
 	d := &deletion{cl: cl}
 	if len(cl.Samples) == 0 {
 		return d
@@ -107,7 +130,7 @@ func (s *Server) deleteLocked(cl *catalog.Clearing) *deletion {
 			}
 			continue
 		}
-		if waiting := sh.unit.Delete(cl.Partition, cl.Fields, pickRuns(cl.Samples, sh.runs)); waiting != nil {
+		if waiting := sh.unit.Delete(cl.Partition, cl.Fields, pickRuns(cl.Samples, sh.runs), change); waiting != nil {
 			if d.waiting == nil {
 				d.waiting = map[uint32]unit.Deleting{}
 			}
@@ -142,7 +165,19 @@ func (s *Server) finish(d *deletion) {
 	if d.err != nil {
 		d.cl = d.cl.Without(d.failed)
 	}
-	s.mu.cat.FinishClear(d.cl)
+	s.finishLocked(d.cl)
+}
+
+// finishLocked releases indexes. When that cannot be written down they stay as they are: a later clear finds them again, or
+// the next start.
+func (s *Server) finishLocked(cl *catalog.Clearing) {
+	if cl.Fields != nil || !s.mu.cat.Current(cl) {
+		return
+	}
+	record := &finishRecord{Partition: cl.Partition, Samples: *wireSamples(cl.Samples), Whole: cl.Whole()}
+	if _, err := s.noteLocked(true, recordFinish, record); err == nil {
+		s.mu.cat.FinishClear(cl)
+	}
 }
 
 func (c *call) clearPartition() (any, error) {
@@ -150,10 +185,6 @@ func (c *call) clearPartition() (any, error) {
 	if err := c.decode(&r); err != nil {
 		return nil, err
 	}
-	s := c.s
 	cells := func() *writeSet { return newWriteSet(r.Partition, nil, nil, true) }
-	return c.clearing(cells, func() *catalog.Clearing {
-		s.mu.sampler.ClearPartition(r.Partition)
-		return s.mu.cat.StartClearPartition(r.Partition)
-	})
+	return c.clearing(&clearRecord{Origin: c.origin(), Partition: r.Partition, Whole: true}, cells)
 }

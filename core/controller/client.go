@@ -39,6 +39,10 @@ func (s *Server) clientOf(ctx context.Context, peer transport.Peer) *client {
 	c.mu.leases = map[uint64][]store.Lease{}
 	c.mu.watches = map[uint64]*watch{}
 	c.mu.next = 1
+	if lanes, awaited := s.clients.awaited[peer.ID]; awaited {
+		c.mu.lanes = lanes
+		delete(s.clients.awaited, peer.ID)
+	}
 	s.clients.byID[peer.ID] = c
 	return c
 }
@@ -105,6 +109,7 @@ func (s *Server) Gone(peer transport.Peer) {
 	if c == nil {
 		return
 	}
+	s.forget(peer.ID)
 	c.mu.Lock()
 	c.mu.gone = true
 	txns, leases, watches := c.mu.txns, c.mu.leases, c.mu.watches
@@ -191,9 +196,9 @@ func (c *client) end(r *call, reply *wire.Reply) {
 		r.reply(reply)
 		return
 	}
+	back := func() {}
 	if l.calledOff && r.undo != nil {
-		defer r.takeBack()
-		reply = calledOff()
+		back, reply = r.takeBack, calledOff()
 	}
 	again := l.nextLocked(reply)
 	waiting := l.repeats
@@ -207,6 +212,7 @@ func (c *client) end(r *call, reply *wire.Reply) {
 		}
 	}
 	c.mu.Unlock()
+	back()
 	r.reply(reply)
 	if again != nil {
 		again.run()

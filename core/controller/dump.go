@@ -291,7 +291,16 @@ func (l *rowLoading) apply(ctx context.Context) ([][]byte, error) {
 			return nil, err
 		}
 		for _, t := range l.txns {
-			result, err := t.applyLocked()
+			if err := t.reachable(); err != nil {
+				return nil, err
+			}
+		}
+		change, err := s.notePutsLocked(replyNothing, l.txns...)
+		if err != nil {
+			return nil, err
+		}
+		for _, t := range l.txns {
+			result, err := t.commitLocked(change)
 			if err != nil {
 				return nil, tqerr.Wrap(tqerr.Internal, err, "a write that was checked failed")
 			}

@@ -30,7 +30,8 @@ func (c *call) fetchBySampler(r catalog.FetchRequest) (any, error) {
 			python = current
 			return true
 		case sampler.Picker:
-			got, failed = s.mu.cat.Fetch(r, current)
+			got, failed = s.mu.cat.FetchNoted(r, current, c.noteFetch(&r, current, nil))
+			c.handedLocked(got)
 			if got != nil && !current.Cached(catalog.SampleRequest{N: r.N, Partition: r.Partition, Task: r.Task, Sampling: r.Sampling}) {
 				c.returnable(got.Taken)
 			}
@@ -62,10 +63,26 @@ func (c *call) returnable(taken catalog.Taken) {
 	c.undo = func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if s.mu.cat == from { // else a checkpoint was loaded
-			from.GiveBack(taken)
+		if s.mu.cat != from { // a checkpoint was loaded
+			return
+		}
+		record := &giveBackRecord{
+			Origin: c.origin(), Partition: taken.Partition, Task: taken.Task, Samples: *wireSamples(from.Returnable(taken)),
+		}
+		// What cannot be written down stays consumed: the next life of the controller would hand it out again.
+		if _, err := s.noteLocked(true, recordGiveBack, record); err == nil {
+			s.giveBackLocked(record)
 			s.changed(taken.Partition, nil)
 		}
+	}
+}
+
+// giveBackLocked does what a record says. Called with mu held.
+func (s *Server) giveBackLocked(r *giveBackRecord) {
+	s.mu.cat.GiveBack(r.Partition, r.Task, samplesOf(&r.Samples))
+	lane, _ := wire.SplitSequence(r.Origin.Sequence)
+	if lanes := s.mu.outcomes[r.Origin.Client]; r.Origin.Sequence != 0 && lanes[lane].sequence == r.Origin.Sequence {
+		lanes[lane] = outcome{sequence: r.Origin.Sequence, reply: calledOff()}
 	}
 }
 
@@ -80,7 +97,7 @@ type asked struct {
 func (c *call) fetchByPython(ctx context.Context, r catalog.FetchRequest, p *sampler.Python) (any, error) {
 	s := c.s
 	for {
-		got, last, err := s.askPython(ctx, r, p)
+		got, last, err := c.askPython(ctx, r, p)
 		if got == nil && !s.samples(p) {
 			return c.fetchBySampler(r)
 		}
@@ -116,7 +133,8 @@ func (s *Server) samples(p sampler.Sampler) bool {
 }
 
 // askPython has the sampler pick, and hands out what it picked; nil when there is not enough.
-func (s *Server) askPython(ctx context.Context, r catalog.FetchRequest, p *sampler.Python) (*catalog.Described, asked, error) {
+func (c *call) askPython(ctx context.Context, r catalog.FetchRequest, p *sampler.Python) (*catalog.Described, asked, error) {
+	s := c.s
 	done, err := p.Turn(ctx)
 	if err != nil {
 		return nil, asked{}, err
@@ -135,11 +153,19 @@ func (s *Server) askPython(ctx context.Context, r catalog.FetchRequest, p *sampl
 		return nil, last, err
 	}
 	last.calls = p.Calls()
+	var memory []byte
+	if s.journal != nil && !remembered {
+		// One that cannot say what it remembers begins anew after a restart.
+		if memory, err = p.SaveInTurn(ctx); err != nil && ctx.Err() != nil {
+			return nil, last, err
+		}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mu.sampler != sampler.Sampler(p) {
 		return nil, last, nil
 	}
-	got, err := s.mu.cat.Deliver(r, "the sampler "+p.Name(), offer, pick, remembered)
+	got, err := s.mu.cat.Deliver(r, "the sampler "+p.Name(), offer, pick, remembered, c.noteFetch(&r, p, memory))
+	c.handedLocked(got)
 	return got, last, err
 }

@@ -14,8 +14,8 @@ import (
 	"transferqueue/core/wire"
 )
 
-// restart lets a unit without a disk die and come back.
-func (s *system) restart(i int) {
+// renew lets a unit without a disk die and come back.
+func (s *system) renew(i int) {
 	s.t.Helper()
 	s.kill(i)
 	synctest.Wait()
@@ -37,7 +37,7 @@ func TestAClientLetsGoOfTheMemoryOfADeadUnit(t *testing.T) {
 		mapped := len(u.Descriptors())
 		require.Positive(t, mapped)
 		for range 3 {
-			s.restart(0)
+			s.renew(0)
 			u.put(s.rows(wide, []string{"a"}, 2))
 			synctest.Wait()
 			require.Len(t, u.Descriptors(), mapped)
@@ -52,7 +52,7 @@ func TestAClientLetsGoOfTheMemoryOfADeadUnit(t *testing.T) {
 		view := u.start(&client.Request{Op: wire.OpGet, Flags: client.Views | client.DenseLayout, Body: body}).wait()
 		require.NoError(t, view.Err)
 		require.EqualValues(t, 1, s.stats().Leases, "it is a view")
-		s.restart(0)
+		s.renew(0)
 		u.put(s.rows(wide, []string{"a"}, 3))
 		synctest.Wait()
 		require.Greater(t, len(u.Descriptors()), before, "what is viewed stays")

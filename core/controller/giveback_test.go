@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/vmihailenco/msgpack/v5"
 
+	"transferqueue/core/journal"
 	"transferqueue/core/sampler"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/transport/memnet"
@@ -80,6 +81,26 @@ func TestOnlyWhatWasTakenIsGivenBack(t *testing.T) {
 		_, err = other.fetch("task", 1, time.Second).try()
 		require.Equal(t, tqerr.DeadlineExceeded, tqerr.CodeOf(err), "they have been given out")
 	})
+}
+
+// A controller that goes on from its journal has what was given back, and does not answer with it.
+func TestWhatWasGivenBackIsNotConsumedAfterARestart(t *testing.T) {
+	for name, fault := range unheard {
+		t.Run(name, func(t *testing.T) {
+			within(t, setup{units: 1, remote: true, journal: journal.Strict}, func(t *testing.T, s *system) {
+				u := s.user(following)
+				u.put(s.rows(narrow, keysOf(4), 1, 2, 3, 4))
+				s.net.Inject(fault)
+				_, err := u.fetch("task", 3, time.Second).try()
+				require.Equal(t, tqerr.DeadlineExceeded, tqerr.CodeOf(err), "%v", err)
+				time.Sleep(time.Minute)
+				s.restart()
+				require.Equal(t, wire.Ints{0, 1, 2}, u.fetch("task", 3, time.Second).indexes(t))
+				s.restart()
+				require.Equal(t, wire.Ints{3}, s.user(following).fetch("task", 1, time.Second).indexes(t))
+			})
+		})
+	}
 }
 
 // A sampler that remembers whom it has answered gives the same again, so its answer stays consumed.

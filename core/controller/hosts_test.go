@@ -34,15 +34,24 @@ type host struct {
 type answering struct {
 	transport.Poster
 	host *host
+	m    *mortal // the process at this end, nil: it does not die
 }
 
 func (c answering) Post(req *wire.Request, done func(*wire.Reply, error)) {
-	c.Poster.Post(req, func(reply *wire.Reply, err error) {
-		if c.host.stopped.Load() {
-			reply, err = nil, tqerr.New(tqerr.Unavailable, "the process was killed")
-		}
-		go done(reply, err)
-	})
+	post := func() error {
+		c.Poster.Post(req, func(reply *wire.Reply, err error) {
+			if c.host.stopped.Load() {
+				reply, err = nil, tqerr.New(tqerr.Unavailable, "the process was killed")
+			}
+			go done(reply, err)
+		})
+		return nil
+	}
+	if c.m == nil {
+		_ = post()
+	} else if err := c.m.do(post); err != nil {
+		go done(nil, err)
+	}
 }
 
 func (s *system) addHost(i int, o setup, samples int64) *host {
@@ -62,7 +71,7 @@ func (s *system) dialHost(_ context.Context, at *wire.UnitAddress) (remote.Conn,
 		if h.name == at.Name && !h.dead {
 			h.peer = client.NewID()
 			conn, err := h.net.Dial(h.peer)
-			return answering{conn, h}, err
+			return answering{conn, h, s.mortal}, err
 		}
 	}
 	return nil, tqerr.New(tqerr.Unavailable, "no server at socket %q", at.Socket)

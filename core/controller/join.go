@@ -55,23 +55,37 @@ func (s *Server) join(ctx context.Context, at *wire.UnitAddress) error {
 			return err
 		}
 	}
-	conn, err := s.dial(ctx, at, rand.Uint64()|1)
-	if err != nil {
-		return tqerr.Wrap(tqerr.CodeOf(err), err, "unit %q", at.Name)
-	}
-	number := uint32(len(s.nodes.Load().byID))
-	u, err := remote.Open(ctx, conn, remote.Address{
-		ID: number, Name: at.Name, Host: at.Host, Socket: at.Socket, Secret: at.Secret, Address: at.Address, Machine: s.machineOf(at),
-		Session: s.number, Keep: keeps(old),
-	})
+	u, err := s.openUnit(ctx, at, old)
 	if err != nil {
 		return err
 	}
 	if err := s.rejoin(ctx, outside{u}, old); err != nil {
 		return err
 	}
+	if missed(old) {
+		s.settleLater(u)
+	}
 	s.room.Signal()
 	return nil
+}
+
+// openUnit connects to a unit that may take the place of an old one.
+func (s *Server) openUnit(ctx context.Context, at *wire.UnitAddress, old node) (*remote.Unit, error) {
+	conn, err := s.dial(ctx, at, rand.Uint64()|1)
+	if err != nil {
+		return nil, tqerr.Wrap(tqerr.CodeOf(err), err, "unit %q", at.Name)
+	}
+	u, err := remote.Open(ctx, conn, remote.Address{
+		ID: s.nextUnit(), Name: at.Name, Host: at.Host, Socket: at.Socket, Secret: at.Secret, Address: at.Address, Key: at.Key,
+		Machine: s.machineOf(at), Session: s.number, Keep: keeps(old) || missed(old), Hold: s.journal != nil,
+	})
+	if err == nil && s.journal != nil && keeps(old) {
+		// What this controller had there has ended for it when the unit was lost.
+		if err = u.Settle(ctx, true); err != nil {
+			_ = u.Close()
+		}
+	}
+	return u, err
 }
 
 // joinAgain checks that a unit that is known by its name is the one at an address, which differs from one start of a unit to

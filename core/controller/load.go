@@ -246,11 +246,16 @@ func wrongSampler(err error) error {
 // swapWhenQuiet waits for slow writers that came first, whose cells are about to go, and swaps. ready is the last thing that
 // may fail; it is called with mu held.
 func (s *Server) swapWhenQuiet(ctx context.Context, l *loading, ready func() error) error {
+	done, err := s.onlyTurn(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
 	set := &writeSet{all: true, granted: make(chan struct{})}
 	s.mu.Lock()
 	s.mu.writes.enter(set)
 	s.mu.Unlock()
-	set, err := s.claim(ctx, set, func() *writeSet { return set })
+	set, err = s.claim(ctx, set, func() *writeSet { return set })
 	if err != nil {
 		return err
 	}
@@ -266,7 +271,7 @@ func (s *Server) swapWhenQuiet(ctx context.Context, l *loading, ready func() err
 		if err := ready(); err != nil {
 			return nil, err
 		}
-		return s.swapLocked(l), nil
+		return s.swapLocked(l)
 	}()
 	for _, d := range deletions {
 		d.wait()
@@ -293,14 +298,18 @@ func (l *loading) reachable() error {
 
 // swapLocked deletes what is there and commits what is staged. The old catalog is gone with its indexes, so nothing has to be
 // released when the units have deleted.
-func (s *Server) swapLocked(l *loading) (deletions []*deletion) {
+func (s *Server) swapLocked(l *loading) (deletions []*deletion, err error) {
+	next := s.mu.cat.Adopted(l.restored)
+	if err := s.replaceLocked(next); err != nil {
+		return nil, err
+	}
 	events := map[string][]catalog.Event{}
 	for _, name := range s.mu.cat.Partitions() {
 		cl := s.mu.cat.StartClearPartition(name)
-		deletions = append(deletions, s.deleteLocked(cl))
+		deletions = append(deletions, s.deleteLocked(cl, 0))
 		events[name] = cl.Events
 	}
-	s.mu.cat.Adopt(l.restored)
+	s.mu.cat = next
 	for _, r := range l.rows {
 		samples := s.mu.cat.Samples(r.indexes)
 		for _, sh := range r.shares {
@@ -310,7 +319,7 @@ func (s *Server) swapLocked(l *loading) (deletions []*deletion) {
 		}
 	}
 	s.tellAllLocked(events)
-	return deletions
+	return deletions, nil
 }
 
 // tellAllLocked serves all waiters, and tells all watches what has gone and what is there now.

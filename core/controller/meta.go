@@ -43,8 +43,9 @@ func (c *call) meta() (any, error) {
 	return nil, tqerr.New(tqerr.InvalidArgument, "mode %q: want \"insert\", \"fetch\" or \"force_fetch\"", r.Mode)
 }
 
-// register creates samples without fields, by key or not, for a client of a machine.
-func (s *Server) register(w *catalog.Write, from string) (*catalog.Applied, error) {
+// register creates samples without fields, by key or not, for a client of a machine. answer makes what the request is answered
+// with; nil: something else.
+func (s *Server) register(o origin, w *catalog.Write, from string, answer func(*catalog.Applied) any, fields []string) (*catalog.Applied, error) {
 	rooms := s.rooms()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -55,26 +56,46 @@ func (s *Server) register(w *catalog.Write, from string) (*catalog.Applied, erro
 	if err != nil {
 		return nil, s.explain(err)
 	}
-	applied, err := s.mu.cat.Apply(w, units)
-	if err == nil {
-		s.changed(w.Partition, applied.Events)
+	if s.journal != nil {
+		record := newPutRecord(o, w, units, replyNothing)
+		if answer != nil {
+			record.Reply, record.Fields = replyInserted, fields
+		}
+		if _, err := s.noteLocked(false, recordPut, record); err != nil {
+			return nil, err
+		}
 	}
-	return applied, err
+	applied, err := s.mu.cat.Apply(w, units)
+	if err != nil {
+		return nil, s.noted(err)
+	}
+	if answer != nil {
+		s.doneLocked(o, answer(applied))
+	}
+	s.changed(w.Partition, applied.Events)
+	return applied, nil
 }
 
 func (c *call) insert(r *wire.MetaRequest) (any, error) {
 	if r.BatchSize <= 0 || r.BatchSize > wire.MaxRows {
 		return nil, tqerr.New(tqerr.InvalidArgument, "batch_size %d: want 1 to %d", r.BatchSize, wire.MaxRows)
 	}
-	applied, err := c.s.register(&catalog.Write{Partition: r.Partition, Insert: r.BatchSize}, c.machine())
+	answer := func(applied *catalog.Applied) any { return inserted(applied, r.Fields) }
+	applied, err := c.s.register(c.origin(), &catalog.Write{Partition: r.Partition, Insert: r.BatchSize}, c.machine(), answer, r.Fields)
 	if err != nil {
 		return nil, err
 	}
-	d := &catalog.Described{Samples: applied.Samples, Status: make([]byte, r.BatchSize), Tags: applied.Tags}
-	for _, f := range r.Fields {
-		d.Columns = append(d.Columns, schema.Column{Field: f, Rows: r.BatchSize})
+	return answer(applied), nil
+}
+
+// inserted describes new samples that have none of the fields yet.
+func inserted(applied *catalog.Applied, fields []string) *wire.MetaReply {
+	rows := len(applied.Samples)
+	d := &catalog.Described{Samples: applied.Samples, Status: make([]byte, rows), Tags: applied.Tags}
+	for _, f := range fields {
+		d.Columns = append(d.Columns, schema.Column{Field: f, Rows: rows})
 	}
-	return metaReply(d), nil
+	return metaReply(d)
 }
 
 func (c *call) retrieveMeta() (any, error) {
@@ -83,7 +104,7 @@ func (c *call) retrieveMeta() (any, error) {
 		return nil, err
 	}
 	if r.Create {
-		if _, err := c.s.register(&catalog.Write{Partition: r.Partition, Keys: r.Keys}, c.machine()); err != nil {
+		if _, err := c.s.register(origin{}, &catalog.Write{Partition: r.Partition, Keys: r.Keys}, c.machine(), nil, nil); err != nil {
 			return nil, err
 		}
 	}
@@ -119,7 +140,16 @@ func (c *call) setTags() (any, error) {
 	}
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
-	events, err := c.s.mu.cat.SetTags(r.Partition, samplesOf(&r.Samples), r.Tags)
+	samples := samplesOf(&r.Samples)
+	if err := c.s.mu.cat.CheckTags(samples, r.Tags); err != nil {
+		return nil, err
+	}
+	record := &tagsRecord{Origin: c.origin(), Partition: r.Partition, Samples: r.Samples, Tags: r.Tags}
+	if _, err := c.s.noteLocked(false, recordTags, record); err != nil {
+		return nil, err
+	}
+	events, err := c.s.mu.cat.SetTags(r.Partition, samples, r.Tags)
+	c.s.doneLocked(record.Origin, nil)
 	c.s.changed(r.Partition, events)
 	return nil, err
 }
@@ -148,6 +178,11 @@ func (c *call) resetConsumption() (any, error) {
 	}
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
+	record := &resetRecord{Origin: c.origin(), Partition: r.Partition, Task: r.Task}
+	if _, err := c.s.noteLocked(false, recordReset, record); err != nil {
+		return nil, err
+	}
+	c.s.doneLocked(record.Origin, nil)
 	c.s.mu.cat.ResetConsumption(r.Partition, r.Task)
 	c.s.mu.sampler.Reset(r.Partition, r.Task)
 	c.s.changed(r.Partition, nil)
@@ -222,16 +257,25 @@ func (s *Server) unitInfos() []wire.UnitInfo {
 
 func (c *call) config() (any, error) {
 	o := &c.s.opts
-	return &wire.ConfigReply{Config: *c.s.blob.Load(), Session: o.Session, PID: o.PID, Host: o.Host}, nil
+	reply := &wire.ConfigReply{Config: *c.s.blob.Load(), Session: o.Session, PID: o.PID, Host: o.Host}
+	if c.s.journal != nil {
+		reply.RestartMS = o.RestartWait.Milliseconds()
+	}
+	return reply, nil
 }
 
 func (c *call) storeConfig() (any, error) {
 	var r wire.StoreConfigRequest
-	err := c.decode(&r)
-	if err == nil {
-		c.s.blob.Store(&r.Config)
+	if err := c.decode(&r); err != nil {
+		return nil, err
 	}
-	return nil, err
+	c.s.mu.Lock()
+	defer c.s.mu.Unlock()
+	if _, err := c.s.noteLocked(false, recordConfig, &configRecord{r.Config}); err != nil {
+		return nil, err
+	}
+	c.s.blob.Store(&r.Config)
+	return nil, nil
 }
 
 func (c *call) createPartition() (any, error) {
@@ -241,6 +285,9 @@ func (c *call) createPartition() (any, error) {
 	}
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
+	if _, err := c.s.noteLocked(false, recordPartition, &partitionRecord{r.Partition}); err != nil {
+		return nil, err
+	}
 	return &wire.CreatedReply{Created: c.s.mu.cat.EnsurePartition(r.Partition)}, nil
 }
 

@@ -113,10 +113,19 @@ type meteredPut struct {
 	began  time.Time
 }
 
-func (p *meteredPut) Commit(samples []schema.Sample) {
-	p.Staged.Commit(samples)
+func (p *meteredPut) Commit(samples []schema.Sample) { p.CommitChange(samples, 0) }
+
+// CommitChange implements store.Numbered.
+func (p *meteredPut) CommitChange(samples []schema.Sample, change uint64) {
+	store.CommitChange(p.Staged, samples, change)
 	p.series.Observe(time.Since(p.began), len(samples), false)
 }
+
+// Txn implements store.Numbered.
+func (p *meteredPut) Txn() uint64 { return store.TxnOf(p.Staged) }
+
+// OnDisk implements store.Numbered.
+func (p *meteredPut) OnDisk() bool { return store.OnDisk(p.Staged) }
 
 // PrepareAndShed implements store.Shedder.
 func (p *meteredPut) PrepareAndShed(ctx context.Context) error {
@@ -162,10 +171,10 @@ func (g *meteredGet) Wait(ctx context.Context) (*unit.Cells, error) {
 	return cells, err
 }
 
-func (m *metered) Delete(partition string, fields []string, samples []schema.Sample) unit.Deleting {
+func (m *metered) Delete(partition string, fields []string, samples []schema.Sample, change uint64) unit.Deleting {
 	m.clear.Arrive()
 	began := time.Now()
-	waiting := m.node.Delete(partition, fields, samples)
+	waiting := m.node.Delete(partition, fields, samples, change)
 	if waiting == nil {
 		m.clear.Observe(time.Since(began), len(samples), false)
 		return nil

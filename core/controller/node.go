@@ -25,6 +25,10 @@ type Unit interface {
 	// Durable reports whether what is on its disk outlives the process, and Secure returns when all that has happened does.
 	Durable() bool
 	Secure() error
+	// Changed is the number of the last change that it has executed on its disk.
+	Changed() uint64
+	// Own makes what is on its disk that of a session, and fails when it is another's.
+	Own(session string) error
 	Counters() store.Counters
 	ID() uint32
 	Name() string
@@ -56,8 +60,9 @@ type node interface {
 	// StageOnDisk is Stage for a batch for which memory has no room: all of it goes to disk.
 	StageOnDisk(ctx context.Context, partition string, columns []schema.Column) (store.Staged, error)
 	Read(q *unit.Query) unit.Reading
-	// Delete returns nil when it is done already. A durable unit answers when it is durable.
-	Delete(partition string, fields []string, samples []schema.Sample) unit.Deleting
+	// Delete returns nil when it is done already. A durable unit answers when it is durable. change is the number of what is done
+	// in the journal, 0: there is none.
+	Delete(partition string, fields []string, samples []schema.Sample, change uint64) unit.Deleting
 	Update(ctx context.Context, spec *unit.UpdateSpec) (*unit.Transformed, error)
 	Parse(ctx context.Context, spec *unit.ParseSpec) (*unit.Transformed, error)
 	// Piece reads bytes of a lease of this unit, as store.Streamer does.
@@ -89,10 +94,12 @@ type node interface {
 // inside is a unit in this process: it does everything at once.
 type inside struct {
 	Unit
+	number  uint32 // in the session
 	samples int64
 	machine string
 }
 
+func (n inside) ID() uint32         { return n.number }
 func (n inside) Machine() string    { return n.machine }
 func (n inside) away() *remote.Unit { return nil }
 
@@ -104,7 +111,7 @@ func (n inside) close()                              {}
 func (n inside) disconnect()                         {}
 func (n inside) descriptors() []int                  { return nil }
 func (n inside) Bytes(b store.Block) ([]byte, error) { return n.Unit.Bytes(b), nil }
-func (n inside) Delete(partition string, fields []string, samples []schema.Sample) unit.Deleting {
+func (n inside) Delete(partition string, fields []string, samples []schema.Sample, _ uint64) unit.Deleting {
 	n.Unit.Delete(partition, fields, samples)
 	if !n.Durable() {
 		return nil
@@ -174,6 +181,14 @@ type nodes struct {
 }
 
 func (s *Server) node(id uint32) node { return s.nodes.Load().byID[id] }
+
+// nextUnit is a number that no unit of the session has had.
+func (s *Server) nextUnit() (number uint32) {
+	for id := range s.nodes.Load().byID {
+		number = max(number, id+1)
+	}
+	return number
+}
 
 // addLocked makes a unit known, in the place of one that is gone when old is not nil. Called with mu held, or before the server
 // is shared.

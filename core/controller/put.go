@@ -28,6 +28,7 @@ type txn struct {
 	loans  *transport.Loans // of a write in two steps
 	memory [][]byte         // of its blocks, for streams of a client that cannot map it
 	from   string           // machine of the writer
+	origin origin           // of the request that finishes it
 }
 
 // share is the part of a write that one unit stores.

@@ -19,7 +19,7 @@ import (
 func (s *Server) rejoin(ctx context.Context, n, old node) error {
 	if lost, ok := lostUnit(old); ok && lost.Away() {
 		for _, cells := range lost.Doubts() {
-			n.Delete(cells.Partition, cells.Fields, cells.Samples) // in line before the inventory
+			n.Delete(cells.Partition, cells.Fields, cells.Samples, 0) // in line before the inventory
 		}
 	}
 	stock, err := n.Inventory(ctx)
@@ -34,8 +34,12 @@ func (s *Server) rejoin(ctx context.Context, n, old node) error {
 			n.close()
 			return nil, tqerr.New(tqerr.Unavailable, "the session is closing")
 		}
+		if err := s.noteUnitLocked(n, old); err != nil {
+			n.close()
+			return nil, err
+		}
 		s.addLocked(n, old)
-		return s.reconcileLocked(n, stock), nil
+		return s.reconcileLocked(n, stock)
 	}()
 	for _, d := range deletions {
 		<-d.Done()
@@ -49,17 +53,20 @@ func (s *Server) rejoin(ctx context.Context, n, old node) error {
 
 // reconcileLocked makes the catalog agree with what a unit has, and deletes there what the catalog does not have; that is in
 // line before every read. Called with mu held, or before the server is shared. The caller may wait for the deletions.
-func (s *Server) reconcileLocked(n node, stock []schema.Stock) (deletions []unit.Deleting) {
+func (s *Server) reconcileLocked(n node, stock []schema.Stock) (deletions []unit.Deleting, err error) {
+	if _, err := s.noteLocked(true, recordStock, newStockRecord(n.ID(), stock)); err != nil {
+		return nil, err
+	}
 	found := s.mu.cat.Reconcile(n.ID(), stock)
 	for _, cells := range found.Unknown {
-		if d := n.Delete(cells.Partition, []string{cells.Field}, cells.Samples); d != nil {
+		if d := n.Delete(cells.Partition, []string{cells.Field}, cells.Samples, 0); d != nil {
 			deletions = append(deletions, d)
 		}
 	}
 	for _, partition := range found.Changed {
 		s.changed(partition, found.Events[partition])
 	}
-	return deletions
+	return deletions, nil
 }
 
 // sessionNumber is the session as units know it, never 0.

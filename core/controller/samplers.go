@@ -19,13 +19,17 @@ func (c *call) registerSampler() (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.s.useSampler(fresh)
-	return nil, nil
+	return nil, c.s.useSampler(&samplerRecord{r.Name, r.Group, r.Ranks, r.Pickled}, fresh)
 }
 
-func (s *Server) useSampler(fresh sampler.Sampler) {
+func (s *Server) useSampler(record *samplerRecord, fresh sampler.Sampler) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if _, err := s.noteLocked(false, recordSampler, record); err != nil {
+		return err
+	}
+	s.mu.registered, s.mu.memory = record, nil
+	s.record(fresh)
 	s.mu.sampler = fresh
 	partitions := make([]string, 0, len(s.mu.waiters))
 	for name := range s.mu.waiters {
@@ -34,6 +38,7 @@ func (s *Server) useSampler(fresh sampler.Sampler) {
 	for _, name := range partitions {
 		s.changed(name, nil)
 	}
+	return nil
 }
 
 // Sampler returns the sampler of the session.

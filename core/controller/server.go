@@ -7,6 +7,9 @@
 // process commits, reads and deletes are put in line under mu and waited for outside: the unit executes them in that order.
 // Client state has a lock of its own, taken after mu.
 //
+// With a journal what a request changes is written down under mu before it is done, see journaling; recover.go makes a server of
+// what an earlier one has written.
+//
 // A handler must not block (transport.Handler): one that has to wait moves to a goroutine with call.later.
 package controller
 
@@ -20,6 +23,7 @@ import (
 	"transferqueue/core/guard"
 	"transferqueue/core/internal/metrics"
 	"transferqueue/core/internal/vfs"
+	"transferqueue/core/journal"
 	"transferqueue/core/sampler"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/transport"
@@ -43,9 +47,15 @@ type Options struct {
 	PID         int
 	FS          vfs.FS // of checkpoints; nil: the machine's
 	Session     string // identity
+	Secret      []byte // with which clients of this host join; only kept
 	Host        string
 	Machine     string     // where it and its clients of this host are; see internal/machine
 	Jobs        func() int // calls of Python functions that no thread has taken; nil: none
+	// Journal is where everything that changes is written down, so that it can go on after the controller has died; it belongs
+	// to the server from Open on. nil: nowhere.
+	Journal *journal.Log
+	// RestartWait is how long clients are to wait for a controller that has died; with a journal only.
+	RestartWait time.Duration
 	// Dial connects to a unit in another process; nil: by its socket. That of a unit on another host is a *remote.Line.
 	Dial func(ctx context.Context, at *wire.UnitAddress) (remote.Conn, error)
 }
@@ -69,11 +79,18 @@ type Server struct {
 		writes  writeSets
 		waiters map[string][]*waiter
 		watches map[string][]*watch
+
+		// With a journal:
+		outcomes   map[uint64]map[uint64]outcome // by client and lane
+		registered *samplerRecord                // the sampler, when it is not that of Options
+		memory     []byte                        // of a sampler that Python runs, when it has said it last
 	}
 	clients struct {
 		sync.Mutex
-		byID map[uint64]*client
+		byID    map[uint64]*client
+		awaited map[uint64]map[uint64]*lane // of clients of an earlier life, that have not come yet
 	}
+	journal *journaling // nil: none
 	room    unit.Freed
 	saves   saves
 	metrics counters
@@ -84,8 +101,18 @@ type Server struct {
 	lent   transport.Loans
 }
 
-// New starts a server over units that nobody else uses.
+// New starts a server without a journal over units that nobody else uses.
 func New(o Options) *Server {
+	s := blank(o)
+	for _, u := range o.Units {
+		s.addLocked(inside{u, u.ID(), s.sampleLimit(), o.Machine}, nil)
+		u.Advise(s.advise)
+	}
+	return s
+}
+
+// blank makes a server without units.
+func blank(o Options) *Server {
 	s := &Server{opts: o, joining: make(chan struct{}, 1), started: time.Now(), number: sessionNumber(o.Session)}
 	s.metrics.requests = make([]metrics.Series, numKinds)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
@@ -103,9 +130,6 @@ func New(o Options) *Server {
 	s.mu.waiters = map[string][]*waiter{}
 	s.mu.watches = map[string][]*watch{}
 	s.clients.byID = map[uint64]*client{}
-	for _, u := range o.Units {
-		s.addLocked(inside{u, s.sampleLimit(), o.Machine}, nil)
-	}
 	return s
 }
 
@@ -143,6 +167,9 @@ func (s *Server) Close() {
 		for _, n := range all {
 			n.close()
 		}
+		if s.journal != nil {
+			_ = s.journal.close() // everything that was answered is durable
+		}
 	})
 }
 
@@ -162,6 +189,7 @@ type call struct {
 	cancel context.CancelFunc // of a request with a sequence
 	handle handler
 	client *client
+	peer   uint64
 	remote bool   // the client cannot map the memory of units of the controller's host
 	from   string // machine of the client
 	req    *wire.Request
@@ -228,7 +256,7 @@ var handlers = map[wire.Op]handler{
 // Serve implements transport.Handler.
 func (s *Server) Serve(ctx context.Context, peer transport.Peer, req *wire.Request, reply func(*wire.Reply)) {
 	handle, known := handlers[req.Op]
-	c := &call{s: s, ctx: ctx, handle: handle, req: req, reply: reply, remote: !peer.Local, from: peer.Machine}
+	c := &call{s: s, ctx: ctx, handle: handle, peer: peer.ID, req: req, reply: reply, remote: !peer.Local, from: peer.Machine}
 	if peer.Local {
 		c.from = s.opts.Machine
 	}
@@ -276,6 +304,17 @@ func (c *call) finish(result any, err error) {
 		err = errClosed // the client is there, but Close has dropped what it had
 	}
 	reply := c.makeReply(result, err)
+	c.s.afterDurable(func(err error) {
+		if err != nil && reply.Code == tqerr.OK {
+			c.takeBack()
+			c.undo = nil
+			reply = wire.ErrorReply(tqerr.WithOp(c.req.Op.Public(), err))
+		}
+		c.send(reply)
+	})
+}
+
+func (c *call) send(reply *wire.Reply) {
 	c.observe(reply.Code)
 	if c.req.Sequence == 0 {
 		c.reply(reply)

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,10 +22,13 @@ import (
 	"transferqueue/core/foreign/foreigntest"
 	"transferqueue/core/internal/bufpool"
 	"transferqueue/core/internal/leaktest"
+	"transferqueue/core/internal/vfs"
 	"transferqueue/core/jobs"
+	"transferqueue/core/journal"
 	"transferqueue/core/sampler"
 	"transferqueue/core/schema"
 	"transferqueue/core/store"
+	"transferqueue/core/store/disktier"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/transport"
 	"transferqueue/core/transport/memnet"
@@ -44,6 +48,9 @@ type setup struct {
 	remote  bool                   // units behind a network of their own, as in other processes
 	disk    *unit.Disk             // of each unit; its folder is chosen by start
 	diskFor func(i int) *unit.Disk // instead, of one unit
+	journal journal.Durability     // 0: none
+	failing *vfs.FailingDisk       // where the journal lies; nil: on one that does not fail
+	durable bool                   // units in the process of the controller keep everything on the disk of its journal
 }
 
 // system is a controller with real units behind a network in memory.
@@ -60,6 +67,11 @@ type system struct {
 	closed bool // the server is closed, so that nothing can be cleared
 	last   []func()
 	folder string // of disks
+
+	setup  setup
+	inside []controller.Unit
+	mortal *mortal    // the disk of the journal; nil: there is none
+	mu     sync.Mutex // users, server and net, where the server is replaced
 }
 
 // afterwards is the test with its end postponed until the system has finished, and with it what runs in the background.
@@ -99,15 +111,21 @@ func start(t *testing.T, o setup) *system {
 		}
 	})
 	s.jobs = jobs.New(s.pool)
-	var units []controller.Unit
+	if s.setup = o; o.journal != 0 {
+		s.mortal = newMortal(vfs.NewMem(0))
+		if o.failing != nil {
+			o.failing.Disk, s.mortal.Disk = s.mortal.mem, o.failing
+		}
+	}
+	if o.durable {
+		s.folder = t.TempDir()
+	}
 	for i := range max(o.units, 1) {
 		if o.remote {
 			s.addHost(i, o, (o.samples+int64(max(o.units, 1))-1)/int64(max(o.units, 1)))
 			continue
 		}
-		u, err := unit.New(unit.Options{ID: uint32(i), Name: fmt.Sprintf("unit-%d", i), MemoryLimit: o.limit, Disk: s.diskOf(i, o), Jobs: s.jobs})
-		require.NoError(t, err)
-		s.units, units = append(s.units, u), append(units, u)
+		s.addUnit(i)
 	}
 	if o.python != "" {
 		o.sampler = sampler.NewPython(o.python, []byte(o.python), s.jobs, time.Minute)
@@ -115,13 +133,39 @@ func start(t *testing.T, o setup) *system {
 	if o.sampler == nil {
 		o.sampler = sampler.Sequential{}
 	}
-	s.server = controller.New(controller.Options{
-		Units: units, Sampler: o.sampler, Python: s.jobs, SamplerTime: time.Minute, Polling: o.polling, SampleLimit: o.samples,
-		PutWait: o.putWait, Dial: s.dialHost,
-	})
-	s.net = memnet.New(1, s.server)
+	s.setup.sampler = o.sampler
+	s.server = s.open()
+	s.net = memnet.New(1, s.handler(s.server))
 	s.joinHosts()
 	return s
+}
+
+// addUnit makes a unit in the process of the controller.
+func (s *system) addUnit(i int) {
+	o := unit.Options{
+		ID: uint32(i), Name: fmt.Sprintf("unit-%d", i), MemoryLimit: s.setup.limit, Disk: s.diskOf(i, s.setup), Jobs: s.jobs,
+	}
+	if s.setup.durable {
+		durability := disktier.Relaxed
+		if s.setup.journal == journal.Strict {
+			durability = disktier.Strict
+		}
+		disk := unit.Disk{
+			Path: s.folder, Durability: durability, Namespace: "n", Name: o.Name, Threshold: 1, HighWatermark: 0.9, LowWatermark: 0.7,
+		}.OnDisk(s.mortal)
+		o.Disk = disk
+	}
+	u, err := unit.New(o)
+	require.NoError(s.t, err)
+	s.units, s.inside = append(s.units, u), append(s.inside, u)
+}
+
+func (s *system) options(log *journal.Log) controller.Options {
+	o := s.setup
+	return controller.Options{
+		Units: s.inside, Sampler: o.sampler, Python: s.jobs, SamplerTime: time.Minute, Polling: o.polling, SampleLimit: o.samples,
+		PutWait: o.putWait, Dial: s.dialHost, Journal: log, RestartWait: time.Minute,
+	}
 }
 
 // diskOf is the disk of a unit: all lie in one folder, as those of a session do.
@@ -243,11 +287,27 @@ func (s *system) user(change ...func(*client.Options)) *user {
 		fn(&o)
 	}
 	if o.Redial != nil {
-		o.Redial = func(context.Context) (transport.Conn, error) { return s.net.Dial(u.id) }
+		o.Redial = func(ctx context.Context) (transport.Conn, error) { return s.dialAgain(ctx, u.id) }
 	}
 	u.Client = client.New(o)
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.users = append(s.users, u)
 	return u
+}
+
+// dialAgain waits for the controller when it is being replaced.
+func (s *system) dialAgain(ctx context.Context, id uint64) (transport.Conn, error) {
+	for {
+		s.mu.Lock()
+		net := s.net
+		s.mu.Unlock()
+		conn, err := net.Dial(id)
+		if err == nil || s.mortal == nil || ctx.Err() != nil {
+			return conn, err
+		}
+		time.Sleep(time.Millisecond)
+	}
 }
 
 // resending is for a network that loses messages, redialing for one that cuts.

@@ -151,7 +151,7 @@ func (t *txn) store(set *writeSet, results []*unit.Transformed) (*wire.PutReply,
 	if len(set.samples) < t.rows && !set.covers(t.cells()) {
 		return nil, tqerr.New(tqerr.Conflict, "samples were created since the write began")
 	}
-	result, err := stored.applyLocked()
+	result, err := stored.applyLocked(replyColumns)
 	if err != nil {
 		return nil, err
 	}

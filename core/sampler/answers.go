@@ -15,6 +15,8 @@ type answers struct {
 	// together says that the answers to the ranks of a batch are decided at once, and so forgotten at once.
 	together   bool
 	partitions map[string]map[string]*taskAnswers
+	recording  bool
+	changes    []savedAnswer // since the last Recorded
 }
 
 // taskAnswers are the answers to one task of one partition.
@@ -86,6 +88,11 @@ func (a *answers) keep(r Request, batchNumber string, rank int64, indexes []int6
 	}
 	b.ranks[rank] = newAnswer(indexes, end)
 	t.promised.AddAll(bitset.NewMask(indexes))
+	if a.recording {
+		a.changes = append(a.changes, savedAnswer{
+			Partition: r.Partition, Task: r.Task, Batch: []byte(batchNumber), Rank: rank, Indexes: indexes, End: end, Promised: true,
+		})
+	}
 }
 
 func newAnswer(indexes []int64, end bool) *answer {
@@ -105,6 +112,9 @@ func (a *answers) take(r Request, batch string, rank int64) Pick {
 	if !found.asked {
 		found.asked = true
 		a.task(r).promised.RemoveAll(bitset.NewMask(found.indexes))
+		if a.recording {
+			a.changes = append(a.changes, savedAnswer{Partition: r.Partition, Task: r.Task, Batch: []byte(batch), Rank: rank, Asked: true})
+		}
 	}
 	return Pick{Sampled: found.indexes, Consumed: found.indexes, End: found.end}
 }
@@ -234,6 +244,42 @@ func (a *answers) Save() ([]byte, error) {
 		return cmp.Or(cmp.Compare(x.Partition, y.Partition), cmp.Compare(x.Task, y.Task), slices.Compare(x.Batch, y.Batch), cmp.Compare(x.Rank, y.Rank))
 	})
 	return wire.Marshal(&out)
+}
+
+// Record implements Recorder.
+func (a *answers) Record() { a.recording = true }
+
+// Changes implements Recorder.
+func (a *answers) Changes() ([]byte, error) {
+	if len(a.changes) == 0 {
+		return nil, nil
+	}
+	return wire.Marshal(&savedAnswers{Sampler: a.name, Answers: a.changes})
+}
+
+// Recorded implements Recorder.
+func (a *answers) Recorded() { a.changes = nil }
+
+// Redo implements Recorder.
+func (a *answers) Redo(changes []byte) error {
+	var saved savedAnswers
+	if err := wire.Unmarshal(changes, &saved); err != nil {
+		return tqerr.Wrap(tqerr.Corruption, err, "what the sampler %s has answered", a.name)
+	}
+	for i := range saved.Answers {
+		s := &saved.Answers[i]
+		r := Request{Partition: s.Partition, Task: s.Task}
+		switch {
+		case s.Promised:
+			a.keep(r, string(s.Batch), s.Rank, s.Indexes, s.End)
+		case a.find(r, string(s.Batch), s.Rank) == nil:
+			return tqerr.New(tqerr.Corruption, "the sampler %s has no answer that it has given", a.name)
+		default:
+			a.take(r, string(s.Batch), s.Rank)
+		}
+	}
+	a.changes = nil
+	return nil
 }
 
 // Load replaces the answers. InvalidArgument for a state of another sampler and for one that contradicts itself.

@@ -30,6 +30,7 @@ type Python struct {
 
 	mu struct {
 		sync.Mutex
+		first []byte          // a state to load before anything else
 		known map[string]bool // partitions that it was asked about; nil: all
 		news  []newsBatch     // not known to have arrived; the last one may grow
 		open  bool            // the last one was not sent yet
@@ -108,10 +109,16 @@ type result struct {
 // Errors: what the object raised, as Failed or InvalidArgument; DeadlineExceeded and Cancelled.
 func (p *Python) Ask(ctx context.Context, r Request, offer *catalog.Offer) (pick Pick, remembered bool, err error) {
 	p.mu.Lock()
+	first := p.mu.first
 	if p.mu.known != nil {
 		p.mu.known[r.Partition] = true
 	}
 	p.mu.Unlock()
+	if first != nil {
+		if err := p.LoadInTurn(ctx, first); err != nil {
+			return Pick{}, false, err
+		}
+	}
 	out, err := p.call(ctx, &call{
 		Method: "sample", Partition: r.Partition, Task: r.Task, Size: r.N, Sampling: r.Sampling,
 		Ready: offer.Ready, Births: offer.Births, Final: offer.Final,
@@ -265,8 +272,16 @@ func (p *Python) LoadInTurn(ctx context.Context, state []byte) error {
 	p.calls.Add(1)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.mu.known = nil
+	p.mu.known, p.mu.first = nil, nil
 	return nil
+}
+
+// Restore gives the object a state before its first call.
+func (p *Python) Restore(state []byte) {
+	p.calls.Add(1) // so that it is asked for what it may remember
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mu.first = state
 }
 
 func (p *Python) inTurn(do func(ctx context.Context) error) error {

@@ -47,6 +47,17 @@ type Sampler interface {
 	Name() string
 }
 
+// Recorder is a sampler that can say what it has begun to remember. It does so from Record on.
+type Recorder interface {
+	Record()
+	// Changes is what Sample has begun to remember since Recorded was called last, for Redo; nil: nothing. What the other
+	// methods make it forget is not in it.
+	Changes() ([]byte, error)
+	Recorded()
+	// Redo makes the sampler remember it. Nothing has happened in between that did not happen then.
+	Redo(changes []byte) error
+}
+
 // Picker is a sampler that picks at once, with the catalog locked.
 type Picker interface {
 	Sampler

@@ -61,7 +61,8 @@ func joinRemote(ctx context.Context, cfg *Config) (*Session, error) {
 	}
 	s := &Session{conn: conn, Pool: bufpool.New()}
 	s.Info = Info{Session: config.Session, PID: config.PID, Address: cfg.Address, Host: config.Host, Blob: config.Config}
-	o := client.Options{Conn: conn, Pool: s.Pool, Redial: r.redial, Machine: machine.ID()}
+	r.session, r.restart = config.Session, time.Duration(config.RestartMS)*time.Millisecond
+	o := client.Options{Conn: conn, Pool: s.Pool, Redial: r.redial, Remembered: r.restart > 0, Machine: machine.ID()}
 	if len(given.Key) > 0 {
 		o.Inline = curveInline
 	}
@@ -83,6 +84,8 @@ type redialer struct {
 	given   zmq.Credentials
 	id      uint64
 	life    uint64
+	session string
+	restart time.Duration // how long the session may take to be started again; 0: it will not be
 }
 
 func (r *redialer) dial(ctx context.Context) (*zmq.Conn, error) {
@@ -114,23 +117,39 @@ func (r *redialer) dialUntil(ctx context.Context) (*zmq.Conn, error) {
 	}
 }
 
-// dialFor tries for redialFor at most. Silence for so long is Unavailable: the caller's time is not over.
-func (r *redialer) dialFor(ctx context.Context) (*zmq.Conn, error) {
-	short, cancel := context.WithTimeout(ctx, redialFor)
-	defer cancel()
-	conn, err := r.dialUntil(short)
+// silence turns the end of an attempt that had less time than ctx into Unavailable: the caller's time is not over.
+func silence(ctx context.Context, err error) error {
 	if err != nil && ctx.Err() == nil && tqerr.CodeOf(err) == tqerr.DeadlineExceeded {
-		return nil, tqerr.New(tqerr.Unavailable, "%s", err)
+		return tqerr.New(tqerr.Unavailable, "%s", err)
 	}
-	return conn, err
+	return err
 }
 
+// redial finds the same session again. One that goes on after its owner has died is asked whether it is the same.
 func (r *redialer) redial(ctx context.Context) (transport.Conn, error) {
-	conn, err := r.dialFor(ctx)
-	if err != nil {
-		return nil, err
+	short, cancel := context.WithTimeout(ctx, max(redialFor, r.restart))
+	defer cancel()
+	for {
+		conn, err := r.dialUntil(short)
+		if err != nil {
+			return nil, silence(ctx, err)
+		}
+		if r.restart == 0 || conn.Resumed() {
+			return conn, nil
+		}
+		var config wire.ConfigReply
+		err = configOf(short, conn, &config)
+		if err == nil && config.Session == r.session {
+			return conn, nil
+		}
+		_ = conn.Close()
+		if err == nil {
+			return nil, errEnded
+		}
+		if short.Err() != nil || tqerr.CodeOf(err) != tqerr.Unavailable {
+			return nil, silence(ctx, err)
+		}
 	}
-	return conn, nil
 }
 
 // dialUnit connects a controller to a unit in another process: by its socket when both are on one machine and the socket can
@@ -144,9 +163,11 @@ func dialUnit(ctx context.Context, at *wire.UnitAddress) (remote.Conn, error) {
 	}
 	r := &redialer{address: at.Address, given: zmq.Credentials{Token: at.Token(), Key: at.Key}, id: client.NewID()}
 	dial := func(ctx context.Context) (remote.Link, error) {
-		conn, err := r.dialFor(ctx)
+		short, cancel := context.WithTimeout(ctx, redialFor)
+		defer cancel()
+		conn, err := r.dialUntil(short)
 		if err != nil {
-			return nil, err
+			return nil, silence(ctx, err)
 		}
 		return conn, nil
 	}

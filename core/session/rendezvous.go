@@ -158,6 +158,16 @@ func (p paths) unpublished(session string) string {
 	return filepath.Join(p.dir, fmt.Sprintf(".%d.%s.sock", os.Getpid(), session[:8]))
 }
 
+// lastingMark begins the names of sockets at which one owner of a session with a journal listens after the other.
+const lastingMark = ".j"
+
+// lasting is the socket of an owner without a rendezvous file whose session goes on with the next owner.
+func (p paths) lasting(session string) string {
+	return filepath.Join(p.dir, fmt.Sprintf("%s.%s.sock", lastingMark, session[:8]))
+}
+
+func lasts(socket string) bool { return strings.HasPrefix(filepath.Base(socket), lastingMark+".") }
+
 // sweepUnpublished removes the sockets of unpublished owners at which nobody listens any more.
 func (p paths) sweepUnpublished() {
 	left, _ := filepath.Glob(filepath.Join(p.dir, ".[0-9]*.sock"))

@@ -32,12 +32,15 @@ import (
 
 // Config says what to open. It arrives as a msgpack map with these names.
 type Config struct {
-	Mode        string `msgpack:"mode"` // "auto": attach, else own; "attach"; "own": never attach; "unit": see openUnit
-	Dir         string `msgpack:"dir"`  // runtime directory, "": of the user
-	Namespace   string `msgpack:"namespace"`
-	Units       int    `msgpack:"units"`              // in the owner's process; negative: none, they join
-	MemoryLimit int64  `msgpack:"memory_limit_bytes"` // per unit, 0: none
-	Disk        Disk   `msgpack:"disk"`
+	Mode        string  `msgpack:"mode"` // "auto": attach, else own; "attach"; "own": never attach; "unit": see openUnit
+	Dir         string  `msgpack:"dir"`  // runtime directory, "": of the user
+	Namespace   string  `msgpack:"namespace"`
+	Units       int     `msgpack:"units"`              // in the owner's process; negative: none, they join
+	MemoryLimit int64   `msgpack:"memory_limit_bytes"` // per unit, 0: none
+	Disk        Disk    `msgpack:"disk"`
+	Journal     Journal `msgpack:"journal"`
+	// Keep lets what is durable stay at a clean end, because the session is to be started again.
+	Keep        bool   `msgpack:"keep"`
 	SampleLimit int64  `msgpack:"total_storage_size"` // over all units, 0: none
 	PutWaitMS   int64  `msgpack:"put_wait_ms"`
 	PreAllocate int    `msgpack:"pre_allocate"`
@@ -80,6 +83,8 @@ type Info struct {
 	Address string `msgpack:"address"` // where it listens for other hosts, or was reached
 	Machine string `msgpack:"machine"` // where the socket is; see internal/machine
 	Key     []byte `msgpack:"key"`     // of the server, which clients must know besides the token; none without CURVE
+	// Restored says that the owner goes on with a session whose owner has died or was stopped.
+	Restored bool `msgpack:"restored"`
 }
 
 // Session is this process's part in a session.
@@ -136,7 +141,7 @@ func Open(ctx context.Context, cfg *Config) (*Session, error) {
 		return openUnit(cfg, p)
 	}
 	if cfg.Unpublished {
-		return own(cfg, p, nil)
+		return own(ctx, cfg, p, nil)
 	}
 	for started := time.Now(); ; {
 		s, patience, err := attempt(ctx, cfg, p)
@@ -168,7 +173,7 @@ func attempt(ctx context.Context, cfg *Config, p paths) (s *Session, patience ti
 		_ = lock.Close()
 		return nil, 0, noSession(p)
 	case err == nil:
-		s, err = own(cfg, p, lock)
+		s, err = own(ctx, cfg, p, lock)
 		return s, 0, err
 	case !errors.Is(err, errBusy):
 		return nil, 0, err
@@ -195,7 +200,7 @@ func attach(ctx context.Context, p paths) (*Session, time.Duration, error) {
 	if err != nil {
 		return nil, takeover, err
 	}
-	s, patience, err := join(ctx, r.Socket, r.Secret)
+	s, patience, err := joinAs(ctx, r.Socket, r.Secret, &p)
 	if s != nil {
 		s.paths = p
 	}
@@ -204,6 +209,11 @@ func attach(ctx context.Context, p paths) (*Session, time.Duration, error) {
 
 // join attaches to the session behind a socket.
 func join(ctx context.Context, socket string, secret []byte) (*Session, time.Duration, error) {
+	return joinAs(ctx, socket, secret, nil)
+}
+
+// joinAs attaches to a session that was found through the files of its namespace, nil: otherwise.
+func joinAs(ctx context.Context, socket string, secret []byte, p *paths) (*Session, time.Duration, error) {
 	id := client.NewID()
 	conn, err := local.Dial(ctx, socket, secret, id)
 	if err != nil {
@@ -223,8 +233,16 @@ func join(ctx context.Context, socket string, secret []byte) (*Session, time.Dur
 		Session: config.Session, PID: config.PID, Socket: socket, Secret: secret, Host: config.Host, Blob: config.Config,
 		Machine: machine.ID(),
 	}
-	direct := func(ctx context.Context) (client.Direct, error) { return local.DialDirect(ctx, socket, secret, id) }
-	s.Client = client.New(client.Options{Conn: conn, Pool: s.Pool, Direct: direct, Machine: machine.ID()})
+	o := client.Options{Conn: conn, Pool: s.Pool, Machine: machine.ID()}
+	o.Direct = func(ctx context.Context) (client.Direct, error) { return local.DialDirect(ctx, socket, secret, id) }
+	if config.RestartMS > 0 && p != nil {
+		f := &follower{paths: *p, session: config.Session, id: id, wait: time.Duration(config.RestartMS) * time.Millisecond}
+		o.Redial, o.Direct = f.redial, f.direct
+	} else if config.RestartMS > 0 && lasts(socket) {
+		f := &follower{socket: socket, secret: secret, session: config.Session, id: id, wait: time.Duration(config.RestartMS) * time.Millisecond}
+		o.Redial = f.redial
+	}
+	s.Client = client.New(o)
 	return s, 0, nil
 }
 
@@ -237,8 +255,8 @@ func whileUnavailable(ctx context.Context, err error) time.Duration {
 }
 
 // own starts controller and units in this process and publishes them.
-func own(cfg *Config, p paths, lock *os.File) (_ *Session, err error) {
-	s := &Session{Pool: bufpool.New(), lock: lock, paths: p, final: true}
+func own(ctx context.Context, cfg *Config, p paths, lock *os.File) (_ *Session, err error) {
+	s := &Session{Pool: bufpool.New(), lock: lock, paths: p, final: !cfg.Keep || cfg.Journal.none()}
 	defer func() {
 		if err != nil {
 			_ = s.Close(time.Second)
@@ -248,6 +266,15 @@ func own(cfg *Config, p paths, lock *os.File) (_ *Session, err error) {
 		p.sweep()
 	}
 	session, secret := newIdentity()
+	written, err := cfg.Journal.open(cfg.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil && written != nil && s.server == nil {
+			_ = written.Close()
+		}
+	}()
 	s.Jobs = jobs.New(s.Pool)
 	host, _ := os.Hostname()
 	units, err := s.startUnits(cfg, session, host)
@@ -259,18 +286,26 @@ func own(cfg *Config, p paths, lock *os.File) (_ *Session, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s.server = controller.New(controller.Options{
+	s.server, err = controller.Open(ctx, controller.Options{
+		Journal: written, Secret: secret, RestartWait: time.Duration(cfg.Journal.RestartMS) * time.Millisecond,
 		Units: units, Sampler: picks, Python: s.Jobs, SamplerTime: samplerTime, Polling: cfg.Polling, PreAllocate: cfg.PreAllocate,
 		SampleLimit: cfg.SampleLimit, PutWait: time.Duration(cfg.PutWaitMS) * time.Millisecond, Config: cfg.Blob,
 		Version: cfg.Version, PID: os.Getpid(), Session: session, Host: host, Machine: machine.ID(), Jobs: s.Jobs.Waiting,
 		Dial: dialUnit,
 	})
+	if err != nil {
+		return nil, err
+	}
+	session, secret = s.server.Session(), s.server.Secret()
 	r := &rendezvous{
 		Format: rendezvousFormat, Protocol: wire.Version, Session: session, PID: os.Getpid(), Secret: secret,
 		Socket: p.prefix + session[:8] + ".sock",
 	}
 	if lock == nil {
 		r.Socket = p.unpublished(session)
+		if written != nil {
+			r.Socket = p.lasting(session)
+		}
 	}
 	if s.socket, err = local.Listen(r.Socket, secret, s.server); err != nil {
 		return nil, err
@@ -286,8 +321,8 @@ func own(cfg *Config, p paths, lock *os.File) (_ *Session, err error) {
 	}
 	s.Client = client.New(client.Options{Conn: s.conn, Pool: s.Pool, Machine: machine.ID()})
 	s.Info = Info{
-		Owner: true, Session: r.Session, PID: r.PID, Socket: r.Socket, Secret: secret, Host: host, Blob: cfg.Blob, Address: s.Info.Address,
-		Key: s.Info.Key, Machine: machine.ID(),
+		Owner: true, Session: r.Session, PID: r.PID, Socket: r.Socket, Secret: secret, Host: host, Blob: s.server.Config(), Address: s.Info.Address,
+		Key: s.Info.Key, Machine: machine.ID(), Restored: s.server.Restored(),
 	}
 	if lock == nil {
 		return s, nil
@@ -318,8 +353,10 @@ func (s *Session) startUnits(cfg *Config, session, host string) (units []control
 			return nil, err
 		}
 		s.units, units = append(s.units, u), append(units, u)
-		if err := u.Own(session); err != nil {
-			return nil, err
+		if cfg.Journal.none() { // else it belongs to the session that the journal names
+			if err := u.Own(session); err != nil {
+				return nil, err
+			}
 		}
 	}
 	return units, nil
@@ -350,6 +387,9 @@ func (s *Session) close(timeout time.Duration) error {
 	}
 	if s.server != nil {
 		errs = append(errs, s.discardOutside(timeout))
+		if s.final {
+			errs = append(errs, s.server.EndJournal())
+		}
 		s.server.Close()
 	}
 	if s.Client != nil {

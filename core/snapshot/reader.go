@@ -201,23 +201,29 @@ func readFile(fs vfs.FS, path string, kind Kind, take func(r *reader, kind byte,
 	if !info.Mode().IsRegular() {
 		return 0, 0, tqerr.New(tqerr.Corruption, "%s: not a file", path)
 	}
-	r, err := newReader(path, f, info.Size(), kind)
+	digest, err = readStream(path, f, info.Size(), kind, take)
+	return info.Size(), digest, err
+}
+
+// readStream hands out the records of so many bytes, and checks all of them.
+func readStream(name string, in io.Reader, size int64, kind Kind, take func(r *reader, kind byte, body []byte) error) (digest uint32, err error) {
+	r, err := newReader(name, in, size, kind)
 	if err != nil {
-		return 0, 0, err
+		return 0, err
 	}
 	defer r.close()
 	for first := true; ; first = false {
 		kind, body, err := r.next()
 		switch {
 		case err != nil:
-			return 0, 0, err
+			return 0, err
 		case kind == recordEnd:
-			return info.Size(), r.digest, nil
+			return r.digest, nil
 		case first != (kind == recordHead):
-			return 0, 0, r.bad("the head record is not the first")
+			return 0, r.bad("the head record is not the first")
 		}
 		if err := take(r, kind, body); err != nil {
-			return 0, 0, err
+			return 0, err
 		}
 	}
 }

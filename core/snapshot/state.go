@@ -2,6 +2,7 @@ package snapshot
 
 import (
 	"crypto/rand"
+	"io"
 	"slices"
 
 	"transferqueue/core/catalog"
@@ -64,28 +65,42 @@ type (
 
 // WriteState writes and syncs a state file.
 func WriteState(fs vfs.FS, path string, cut Cut, s *catalog.State, sampler []byte) error {
-	_, _, err := writeFile(fs, path, StateFile, func(w *writer) error {
-		if err := w.record(recordHead, &headRecord{cut[:], s.Lineage}); err != nil {
+	_, _, err := writeFile(fs, path, StateFile, func(w *writer) error { return w.state(cut, s, sampler) })
+	return err
+}
+
+// EncodeState writes what a state file holds, without a sampler, to out.
+func EncodeState(out io.Writer, s *catalog.State) error {
+	w, err := newWriter(out, StateFile)
+	if err == nil {
+		err = w.state(Cut{}, s, nil)
+	}
+	if err == nil {
+		err = w.finish()
+	}
+	return err
+}
+
+func (w *writer) state(cut Cut, s *catalog.State, sampler []byte) error {
+	if err := w.record(recordHead, &headRecord{cut[:], s.Lineage}); err != nil {
+		return err
+	}
+	for part := range slices.Chunk(s.Used, rowsPerRecord) {
+		var r usedRecord
+		for _, run := range part {
+			r.From, r.Counts = append(r.From, run.From), append(r.Counts, run.Count)
+			r.Generations = append(r.Generations, int64(run.Generation))
+		}
+		if err := w.record(recordUsed, &r); err != nil {
 			return err
 		}
-		for part := range slices.Chunk(s.Used, rowsPerRecord) {
-			var r usedRecord
-			for _, run := range part {
-				r.From, r.Counts = append(r.From, run.From), append(r.Counts, run.Count)
-				r.Generations = append(r.Generations, int64(run.Generation))
-			}
-			if err := w.record(recordUsed, &r); err != nil {
-				return err
-			}
+	}
+	for k := range s.Partitions {
+		if err := w.partition(&s.Partitions[k]); err != nil {
+			return err
 		}
-		for k := range s.Partitions {
-			if err := w.partition(&s.Partitions[k]); err != nil {
-				return err
-			}
-		}
-		return w.record(recordSampler, &samplerRecord{sampler})
-	})
-	return err
+	}
+	return w.record(recordSampler, &samplerRecord{sampler})
 }
 
 // writeFile makes a file of records and syncs it. It returns what pins it.

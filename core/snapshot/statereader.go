@@ -1,6 +1,8 @@
 package snapshot
 
 import (
+	"bytes"
+
 	"transferqueue/core/catalog"
 	"transferqueue/core/internal/vfs"
 	"transferqueue/core/schema"
@@ -11,6 +13,13 @@ func ReadState(fs vfs.FS, path string) (s *catalog.State, sampler []byte, cut Cu
 	d := stateReader{state: &catalog.State{}}
 	_, _, err = readFile(fs, path, StateFile, d.record)
 	return d.state, d.sampler, d.cut, err
+}
+
+// DecodeState reads what EncodeState has written, whose name is for errors.
+func DecodeState(name string, data []byte) (*catalog.State, error) {
+	d := stateReader{state: &catalog.State{}}
+	_, err := readStream(name, bytes.NewReader(data), int64(len(data)), StateFile, d.record)
+	return d.state, err
 }
 
 // stateReader puts a state together from records.

@@ -113,6 +113,40 @@ type Preparer interface {
 	Writes() bool
 }
 
+// Numbered is a Staged whose commit is a change that its controller has written down before, and so may find half done when it
+// has died.
+type Numbered interface {
+	// CommitChange is Commit with the number of the change in the controller's journal; 0: it has none.
+	CommitChange(samples []schema.Sample, change uint64)
+	// Txn is the number by which the unit knows it, also when the controller has died; 0: it ends with the controller's process.
+	Txn() uint64
+	// OnDisk reports whether some of it goes to disk, where the number of the change lies then too.
+	OnDisk() bool
+}
+
+// OnDisk reports whether some of a staged write goes to disk.
+func OnDisk(s Staged) bool {
+	n, ok := s.(Numbered)
+	return ok && n.OnDisk()
+}
+
+// CommitChange calls CommitChange where there is one, else Commit.
+func CommitChange(s Staged, samples []schema.Sample, change uint64) {
+	if n, ok := s.(Numbered); ok {
+		n.CommitChange(samples, change)
+		return
+	}
+	s.Commit(samples)
+}
+
+// TxnOf is the number by which the unit of a staged write knows it, 0: it has none.
+func TxnOf(s Staged) uint64 {
+	if n, ok := s.(Numbered); ok {
+		return n.Txn()
+	}
+	return 0
+}
+
 // Confirmer is a Staged of a store that keeps values beyond its process. Confirm, after Commit, returns when what was committed
 // is as durable as the store promises, and may take long. An error says that it is not; readers see it all the same.
 type Confirmer interface {

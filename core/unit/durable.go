@@ -16,6 +16,14 @@ func (u *Unit) Secure() error {
 	return u.tiers.Secure()
 }
 
+// Changed is the number of the last change of the owner that the unit has executed, as far as it touched the disk; 0: none.
+func (u *Unit) Changed() uint64 {
+	if !u.Durable() {
+		return 0
+	}
+	return u.tiers.Tier().Marked()
+}
+
 // Own makes the cells on disk those of a session. AlreadyExists when there are some of another one: nobody but that knows what
 // they are, so they are neither used nor removed.
 func (u *Unit) Own(session string) error {

@@ -92,7 +92,7 @@ func samples() []any {
 		&JoinUnitsRequest{Units: []UnitAddress{{Name: "u", Socket: "/run/u.sock", Secret: []byte{1}, Host: "h", Address: "tcp://h:1", Machine: "m", Key: []byte{2}}}},
 		&ReachUnitRequest{Unit: 2, Ticket: true},
 		&ReachUnitReply{Name: "u", Machine: "m", Socket: "/s", Secret: []byte{1}, Streams: "h:2", Ticket: []byte{3}, Pin: []byte{4}},
-		&UnitOpenRequest{Session: 1 << 63, Resume: true},
+		&UnitOpenRequest{Session: 1 << 63, Keep: true, Resume: true}, &UnitSettleRequest{Leases: true},
 		&UnitStageRequest{Txn: 1, Partition: text, Columns: []Column{varying}, Filled: true},
 		&UnitCommitRequest{Txn: 1, Samples: *named},
 		&UnitReadRequest{Lease: 9, Partition: text, Fields: Strings{"a"}, Samples: *named, Apart: true, Inline: 1 << 16, Keep: true},

@@ -73,6 +73,7 @@ const (
 	OpUnitPiece
 	OpReachUnit
 	OpUnitTicket
+	OpUnitSettle
 )
 
 // Request is what a client asks. Sequence names a request that changes or grants something (0: none; see Sequence): one that
@@ -440,6 +441,8 @@ type ConfigReply struct {
 	Session string // identity of the session
 	PID     int    // of its owner
 	Host    string
+	// RestartMS is how long a client that has lost the session waits for it to be started again; 0: it will not be.
+	RestartMS int64
 }
 
 // CreatedReply tells whether a partition was created or existed.

@@ -55,11 +55,18 @@ type UnitTicket struct {
 }
 
 // UnitOpenRequest is the first request of a controller. A unit that holds cells of another session drops them, or when it is
-// durable refuses. Those of this session are kept by a durable unit, and with Keep by any.
+// durable refuses. Those of this session are kept by a durable unit, and with Keep by any. With Hold what is staged and leased
+// stays when the connection breaks, until a controller of the session that keeps the cells has sent OpUnitSettle.
 type UnitOpenRequest struct {
 	Session uint64
 	Keep    bool
 	Resume  bool // the controller repeats requests after a lost connection; Request.Ack is one whose answer it has, 0: none
+	Hold    bool // what is staged and leased stays when the controller is gone
+}
+
+// UnitSettleRequest ends what an earlier controller of the session has left staged, and with Leases what it has leased.
+type UnitSettleRequest struct {
+	Leases bool
 }
 
 // UnitOpened tells a controller whom it has reached.
@@ -69,6 +76,11 @@ type UnitOpened struct {
 	PID         int
 	SampleLimit int64 // 0: none
 	Durable     bool  // the answer to a commit or a delete says that it will survive what the unit is to survive
+
+	// Of what an earlier controller of the session has sent: the last numbered change that was executed, and the highest number of
+	// a write or a lease.
+	Changed uint64
+	Highest uint64
 }
 
 // UnitStageRequest reserves memory for columns. With Filled the payload holds their bytes, one after another.
@@ -90,6 +102,7 @@ type UnitPrepareRequest struct {
 type UnitCommitRequest struct {
 	Txn     uint64
 	Samples Samples
+	Change  uint64 // number of the change in the controller's journal, 0: it has none
 }
 
 // UnitReadRequest leases cells under the number Lease, or one number per field from Lease on when Apart. When all columns
@@ -119,6 +132,7 @@ type UnitDeleteRequest struct {
 	Partition string
 	Fields    Strings
 	Samples   Samples
+	Change    uint64 // as in a commit
 }
 
 // UnitTransformRequest computes an update, or parses a put, and stages the result as Txn. The operands are the payload, or

@@ -85,7 +85,7 @@ def serve(arguments: argparse.Namespace) -> int:
     units_join = arguments.units == 0
     if units_join:
         arguments.units = None
-    session = _session.open_session(_conf(arguments), "own", units_join=units_join)
+    session = _session.open_session(_conf(arguments), "own", units_join=units_join, keep=True)
     at = f", at {session.info.to_addr('requests')}" if session.info.ports else ""
     at += f", key {session.key.hex()}" if session.key else ""
     print(f"serving session {session.id}, process {session.owner_pid}{at}", flush=True)

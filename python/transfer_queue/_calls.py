@@ -126,13 +126,17 @@ class Queue:
         return self._ticket.value
 
     def wait(self) -> None:
-        """Wait for the request that was submitted with ``_WAITS``, or for a part of it."""
+        """Wait for the request that was submitted with ``_WAITS``, or for a part of it.
+
+        A second wait is for one that goes on by itself, because the descriptor it was waited for at has ended.
+        """
         fd = self._wait_fd.value
         if fd != self.fd:
             poller = select.poll()
             poller.register(fd, select.POLLIN)
             poller.register(self.fd, select.POLLIN)  # a panic of the library shows here
             if all(ready != self.fd for ready, _ in poller.poll()):
+                self._wait_fd.value = self.fd
                 return
         os.read(self.fd, 8)
 

@@ -59,6 +59,9 @@ class ControllerHost:
                 given = {"polling_mode": polling_mode, **({} if sampler is None else {"sampler": sampler})}
                 conf = config.load({"controller": given})
             self._session = _session.own_private(conf, units_join=True, listen=node_address() if listen else "")
+            if self._session.restored:
+                self._stored = self._session.config
+                self._is_stored.set()
         except BaseException as error:
             self._failed = error  # an error of the constructor would reach nobody as what it is
 

@@ -59,3 +59,4 @@ class Op(IntEnum):
     UNIT_PIECE = 50
     REACH_UNIT = 51
     UNIT_TICKET = 52
+    UNIT_SETTLE = 53

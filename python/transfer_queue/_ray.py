@@ -253,6 +253,8 @@ def _created(conf: Any) -> Any:
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
     place = {"name": NAME, "namespace": NAMESPACE, "scheduling_strategy": here}
     section = conf["controller"]
+    if (section.get("journal") or {}).get("durability", "none") != "none":
+        place["max_restarts"] = -1  # it goes on from its journal
     try:
         return controller.TransferQueueController.options(**place).remote(
             sampler=section.get("sampler"),

@@ -34,7 +34,7 @@ from transfer_queue.utils.zmq_utils import Role, ZMQServerInfo
 
 _CLOSE_S = 5.0
 # As in config.yaml, for configurations that have null there.
-_TIMEOUT_S, _PUT_WAIT_S, _SAMPLER_TIMEOUT_S = 60.0, 30.0, 30.0
+_TIMEOUT_S, _PUT_WAIT_S, _SAMPLER_TIMEOUT_S, _RESTART_WAIT_S = 60.0, 30.0, 30.0, 30.0
 
 
 class Session:
@@ -54,6 +54,7 @@ class Session:
         self.pid = os.getpid()
         self.owner: bool = described["owner"]
         self.id: str = described["session"]
+        self.restored: bool = described["restored"]
         self.owner_pid: int = described["pid"]
         self.key: bytes = described["key"] or b""
         self.workers: Workers | None = None
@@ -192,6 +193,7 @@ def _options(conf: Any, mode: str) -> dict[str, Any]:
         "units": int(storage.get("num_data_storage_units") or 1),
         "memory_limit_bytes": int(storage.get("memory_limit_bytes") or 0),
         "disk": disk_options(storage),
+        "journal": _journal_options(controller.get("journal") or {}),
         "total_storage_size": int(storage.get("total_storage_size") or 0),
         "put_wait_ms": int(1000 * float(_PUT_WAIT_S if storage.get("put_wait_s") is None else storage["put_wait_s"])),
         "pre_allocate": _pre_allocate(),
@@ -219,6 +221,15 @@ def disk_options(storage: Any) -> dict[str, Any]:
         "high_watermark": float(storage.get("high_watermark") or 0.9),
         "low_watermark": float(storage.get("low_watermark") or 0.7),
         "durability": offload.get("durability") or "none",
+    }
+
+
+def _journal_options(journal: Any) -> dict[str, Any]:
+    """What the core needs to know of the journal of a controller."""
+    return {
+        "durability": journal.get("durability") or "none",
+        "path": os.path.abspath(os.path.expanduser(path)) if (path := journal.get("path")) else "",
+        "restart_wait_ms": int(1000 * float(journal.get("restart_wait_s") or _RESTART_WAIT_S)),
     }
 
 
@@ -270,7 +281,9 @@ def _refuse_what_is_missing(conf: Any) -> None:
         raise UnimplementedError(f"not supported by this release: backend.storage_backend: {backend}", "init")
 
 
-def open_session(conf: Any, mode: str | None = None, folder: str | None = None, units_join: bool = False) -> Session:
+def open_session(
+    conf: Any, mode: str | None = None, folder: str | None = None, units_join: bool = False, keep: bool = False
+) -> Session:
     """Join the running session of this host, or start one; the session of this process when it has one.
 
     Args:
@@ -278,6 +291,7 @@ def open_session(conf: Any, mode: str | None = None, folder: str | None = None, 
         mode: of the core, by default that of the configured runtime.
         folder: runtime directory, by default that of the environment.
         units_join: when it starts one, no unit runs in this process.
+        keep: when it is owned, what is durable stays after it was closed, for the next owner of its name.
     """
     global _current
     with _lock:
@@ -291,6 +305,7 @@ def open_session(conf: Any, mode: str | None = None, folder: str | None = None, 
         options["config"] = packed_config(_unplaced(conf))
         if units_join:
             options["units"] = -1
+        options["keep"] = keep
         if _remote.address() and options["mode"] != "own":
             options.update(mode="attach", address=_remote.address(), token=_remote.token(options["namespace"]))
         if folder is None:

@@ -234,6 +234,13 @@ def _folder(value: Any) -> Any:
     return value
 
 
+def _journal_folder(value: Any) -> Any:
+    try:
+        return _folder(value)
+    except ValueError:
+        raise ValueError("a directory, because controller.journal.durability is not none") from None
+
+
 def _section(value: Any) -> Any:
     if not isinstance(value, Mapping):
         raise ValueError("a mapping")
@@ -269,6 +276,8 @@ _KNOWN: dict[str, _Check] = {
     "client.timeout_s": _seconds("a number above 0", lambda seconds: seconds > 0),
     "client.layout": _choice("jagged", "dense"),
     "controller.polling_mode": _flag,
+    "controller.journal.durability": _choice("none", "relaxed", "strict"),
+    "controller.journal.restart_wait_s": _seconds("a number above 0", lambda seconds: seconds > 0),
     "controller.sampler_timeout_s": _seconds("a number above 0", lambda seconds: seconds > 0),
     "metrics.enabled": _flag,
     "metrics.port": _port,
@@ -352,6 +361,8 @@ def _check_sections(given: Any, merged: Mapping[str, Any]) -> None:
 
 def _check(conf: DictConfig) -> None:
     _check_keys(conf, "", _KNOWN)
+    if conf.controller.journal.durability != "none":
+        _check_keys(conf, "controller.journal.", {"path": _journal_folder})
     name = conf.backend.storage_backend
     section = f"backend.{name}."
     if name not in _BACKENDS:

@@ -40,6 +40,7 @@ def test_defaults_are_those_of_the_peer_and_ours():
         "sampler_timeout_s": 30,
         "polling_mode": False,
         "zmq_info": None,
+        "journal": {"durability": "none", "path": None, "restart_wait_s": 30},
     }
     assert (conf["runtime"], conf["namespace"], conf["client"]) == (
         "auto",
@@ -164,6 +165,9 @@ WRONG = [
     ({"runtime": "slurm"}, "runtime: got 'slurm', want 'auto' or 'embedded' or 'attach' or 'ray'"),
     ({"namespace": ""}, "namespace: got '', want 1 to 64"),
     ({"namespace": "../x"}, "namespace: got '../x'"),
+    ({"controller": {"journal": {"durability": True}}}, "controller.journal.durability: got True, want 'none' or"),
+    ({"controller": {"journal": {"durability": "strict"}}}, "controller.journal.path: got None, want a directory"),
+    ({"controller": {"journal": {"restart_wait_s": 0}}}, "controller.journal.restart_wait_s: got 0, want a number"),
     ({"client": {"timeout_s": 0}}, "client.timeout_s: got 0, want a number above 0"),
     ({"client": {"timeout_s": True}}, "client.timeout_s: got True"),
     ({"client": {"layout": "padded"}}, "client.layout: got 'padded', want 'jagged' or 'dense'"),

@@ -42,6 +42,7 @@
 //	        | segment: v | offset: v | kind | dtype | ragged | form | shape: v × v | vary | rows × length: v    (Varying)
 //	        | rows × (rank: v | rank × v)  (Free) | rows × (codec: 1 | size: v)  (Objects) | rows × CRC of the value: 4
 //	drop: 2 | partition | field | rows | rows × sample    cells of the disk tier that have ended
+//	change: 4 | number: v                                 the last change of the owner that is executed, see Tier.Mark
 //	owner: 3 | owner: v bytes                             whose values they are, see Tier.SetOwner
 //
 // # Durability

@@ -20,6 +20,7 @@ const (
 	bindEntry     = 1
 	dropEntry     = 2
 	ownerEntry    = 3
+	changeEntry   = 4
 	// maxBody bounds the body of a frame.
 	maxBody = 1 << 30
 )
@@ -119,6 +120,14 @@ func appendSamples(b []byte, kind byte, partition, field string, samples []schem
 		before = s.Index
 	}
 	return b
+}
+
+// appendChange notes which change of the owner the frame executes.
+func appendChange(b []byte, change uint64) []byte {
+	if change == 0 {
+		return b
+	}
+	return binary.AppendUvarint(append(b, changeEntry), change)
 }
 
 func appendOwner(b []byte, owner string) []byte {

@@ -51,9 +51,13 @@ func (t *Tier) End() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(t.mu.body) > 0 {
+		if t.mu.mark != 0 {
+			t.mu.body, t.mu.marked = appendChange(t.mu.body, t.mu.mark), t.mu.mark
+		}
 		t.frameLocked(t.mu.body)
 		t.mu.body = t.mu.body[:0]
 	}
+	t.mu.mark = 0
 	for _, b := range t.mu.fresh {
 		t.mu.freed = append(t.mu.freed, freed{b, t.mu.noted})
 	}
@@ -233,7 +237,7 @@ func (t *Tier) rewrite() error {
 		defer t.mu.Unlock()
 		taken, last = t.mu.pending, t.mu.noted
 		t.mu.pending = nil
-		body = appendOwner(body, t.mu.owner)
+		body = appendChange(appendOwner(body, t.mu.owner), t.mu.marked)
 	}, func(partition string, column *schema.Column, samples []schema.Sample, b store.Block, sums []uint32) {
 		body = appendBind(body, &entry{partition, samples, *column, b, sums})
 	})

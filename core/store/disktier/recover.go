@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"math"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -177,7 +178,7 @@ func (t *Tier) recover(found folder) error {
 		_ = t.fs.Remove(filepath.Join(t.opts.Dir, name))
 	}
 	t.dropOrphans()
-	t.recovered, t.mu.owner = live, cells.owner
+	t.recovered, t.mu.owner, t.mu.marked = live, cells.owner, cells.change
 	return nil
 }
 
@@ -328,6 +329,7 @@ type replay struct {
 	columns map[[2]string]map[int64]boundCell
 	order   int
 	owner   string
+	change  uint64
 }
 
 type boundCell struct {
@@ -384,7 +386,12 @@ func (r *replay) apply(body []byte) error {
 	for len(d.b) > 0 {
 		if d.b[0] == ownerEntry {
 			d.byte()
-			r.owner = d.text()
+			r.owner, r.change = d.text(), 0
+			continue
+		}
+		if d.b[0] == changeEntry {
+			d.byte()
+			r.change = d.uvarint(math.MaxUint64)
 			continue
 		}
 		e, ok := d.next()

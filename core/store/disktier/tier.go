@@ -82,7 +82,9 @@ type Tier struct {
 		freed   []freed
 		broken  error // of the index; nil: it is whole
 		owner   string
-		scrap   bool // Close removes the folder
+		marked  uint64 // the last change of the owner that a frame executes
+		mark    uint64 // that of the frame that is being noted, 0: none
+		scrap   bool   // Close removes the folder
 	}
 	recovered []restored
 }
@@ -222,6 +224,20 @@ func (t *Tier) Owner() string {
 	return t.mu.owner
 }
 
+// Mark implements table.Disk: what is noted until the next End executes a change of the owner, whose numbers ascend.
+func (t *Tier) Mark(change uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.mu.mark = change
+}
+
+// Marked is the last change that is executed as far as it touches the disk; 0: none.
+func (t *Tier) Marked() uint64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.mu.marked
+}
+
 // SetOwner says whose values lie in the folder from now on, and returns when that is as durable as a value.
 func (t *Tier) SetOwner(owner string) error {
 	if t.opts.Durability == None || owner == t.Owner() {
@@ -231,7 +247,7 @@ func (t *Tier) SetOwner(owner string) error {
 		return err
 	}
 	t.mu.Lock()
-	t.mu.owner, t.mu.scrap = owner, false
+	t.mu.owner, t.mu.marked, t.mu.scrap = owner, 0, false
 	t.frameLocked(appendText([]byte{ownerEntry}, owner))
 	t.mu.Unlock()
 	return t.Sync()

@@ -400,7 +400,16 @@ func (tx *staged) endStagingLocked() int64 {
 
 // Commit implements store.Staged. A row whose cell belongs to a newer generation is freed instead of bound: its sample is
 // gone already. Rows that go to disk are written first when Prepare was not called; those that cannot be stay in memory.
-func (tx *staged) Commit(samples []schema.Sample) {
+func (tx *staged) Commit(samples []schema.Sample) { tx.CommitChange(samples, 0) }
+
+// Txn implements store.Numbered: nobody knows it by a number.
+func (tx *staged) Txn() uint64 { return 0 }
+
+// OnDisk implements store.Numbered.
+func (tx *staged) OnDisk() bool { return len(tx.parts) > 0 }
+
+// CommitChange implements store.Numbered.
+func (tx *staged) CommitChange(samples []schema.Sample, change uint64) {
 	s := tx.s
 	if len(tx.extents) > 0 && len(samples) != tx.rows {
 		if s.open(tx) {
@@ -421,6 +430,9 @@ func (tx *staged) Commit(samples []schema.Sample) {
 		return
 	}
 	tx.done = true
+	if s.opts.Disk != nil && change != 0 {
+		s.opts.Disk.Mark(change)
+	}
 	s.mu.staged--
 	s.mu.clock++
 	s.mu.counters.FallbackCells += fallback

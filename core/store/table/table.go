@@ -55,6 +55,8 @@ type Disk interface {
 	Bind(partition string, column *schema.Column, samples []schema.Sample, b store.Block, sums []uint32)
 	// Drop notes that cells of the disk tier have ended, or have moved to memory.
 	Drop(partition, field string, samples []schema.Sample)
+	// Mark notes that what is noted until the next End executes a change of the owner; see store.Numbered.
+	Mark(change uint64)
 	// End makes what was noted since the last End one unit: after a crash all of it counts, or nothing.
 	End()
 	// Settle does the file calls of what was noted and freed. No lock is held.

@@ -171,8 +171,17 @@ func (tx *staged) Writes() bool {
 }
 
 // Commit implements store.Staged.
-func (tx *staged) Commit(samples []schema.Sample) {
-	tx.Staged.Commit(samples)
+func (tx *staged) Commit(samples []schema.Sample) { tx.CommitChange(samples, 0) }
+
+// Txn implements store.Numbered.
+func (tx *staged) Txn() uint64 { return 0 }
+
+// OnDisk implements store.Numbered.
+func (tx *staged) OnDisk() bool { return store.OnDisk(tx.Staged) }
+
+// CommitChange implements store.Numbered.
+func (tx *staged) CommitChange(samples []schema.Sample, change uint64) {
+	store.CommitChange(tx.Staged, samples, change)
 	s := tx.s
 	if st := s.Stats(); s.opts.MemoryLimit > 0 && st.MemoryUsed+st.Staging > s.share(s.opts.HighWatermark) {
 		s.kick()

@@ -166,7 +166,6 @@ func greet(sock *net.UnixConn, path string, secret []byte, peerID uint64) (sessi
 
 // read hands replies to their callers until the connection ends. Replies that nobody waits for are dropped.
 func (c *Conn) read() {
-	defer close(c.done)
 	cause := io.ErrUnexpectedEOF
 	defer func() { c.fail(cause) }()
 	r := bufio.NewReaderSize(c.sock, readBuffer)
@@ -186,7 +185,7 @@ func (c *Conn) read() {
 	}
 }
 
-// fail ends the connection and all calls.
+// fail ends the connection and all calls, which find Done closed when they end by that.
 func (c *Conn) fail(cause error) {
 	_ = c.sock.Close()
 	if errors.Is(cause, net.ErrClosed) {
@@ -197,6 +196,7 @@ func (c *Conn) fail(cause error) {
 	gone, pending := c.mu.err, c.mu.pending
 	c.mu.pending = nil
 	c.mu.Unlock()
+	close(c.done)
 	for _, w := range pending {
 		w.deliver(nil, gone)
 	}

@@ -27,12 +27,21 @@ type staged struct {
 func (s *staged) Blocks() []store.Block { return s.blocks }
 
 // Commit implements store.Staged.
-func (s *staged) Commit(samples []schema.Sample) {
+func (s *staged) Commit(samples []schema.Sample) { s.CommitChange(samples, 0) }
+
+// CommitChange implements store.Numbered.
+func (s *staged) CommitChange(samples []schema.Sample, change uint64) {
 	if !s.ended.Swap(true) {
 		s.cells.Samples = samples
-		s.commit = s.u.mustPost(s, wire.OpUnitCommit, &wire.UnitCommitRequest{Txn: s.number, Samples: wireSamples(samples)})
+		s.commit = s.u.mustPost(s, wire.OpUnitCommit, &wire.UnitCommitRequest{Txn: s.number, Samples: wireSamples(samples), Change: change})
 	}
 }
+
+// Txn implements store.Numbered.
+func (s *staged) Txn() uint64 { return s.number }
+
+// OnDisk implements store.Numbered. It does not matter: the unit lives on.
+func (s *staged) OnDisk() bool { return false }
 
 // Confirms implements store.Confirmer.
 func (s *staged) Confirms() bool { return s.u.Durable() }
@@ -257,9 +266,9 @@ func leasedOf(c *wire.UnitColumn) store.Leased {
 	return out
 }
 
-// Delete removes cells; fields nil means all.
-func (u *Unit) Delete(partition string, fields []string, samples []schema.Sample) unit.Deleting {
-	return u.post(wire.OpUnitDelete, &wire.UnitDeleteRequest{Partition: partition, Fields: fields, Samples: wireSamples(samples)}, nil)
+// Delete removes cells; fields nil means all. change is the number of the change in the controller's journal, 0: none.
+func (u *Unit) Delete(partition string, fields []string, samples []schema.Sample, change uint64) unit.Deleting {
+	return u.post(wire.OpUnitDelete, &wire.UnitDeleteRequest{Partition: partition, Fields: fields, Samples: wireSamples(samples), Change: change}, nil)
 }
 
 // Update computes merge(stored, operand) for every cell on the unit and stages the results there.

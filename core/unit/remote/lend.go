@@ -80,7 +80,7 @@ func (l *life) Lend(_ transport.Peer, grant transport.Grant, stop func()) (memor
 	lease.use()
 	back := l.lent.Begin(stop)
 	return memory, func() {
-		back()
 		lease.leave()
+		back()
 	}, nil
 }

@@ -2,6 +2,7 @@ package remote
 
 import (
 	"context"
+	"math"
 	"sync"
 
 	"transferqueue/core/schema"
@@ -18,14 +19,17 @@ type life struct {
 	peer    uint64
 	session uint64
 	last    uint64 // number of the latest request; guarded by Server.mu
-	freed   *unit.Freed
-	running sync.WaitGroup  // transformations, and what reads and writes the disk
-	ctx     context.Context // ends when the controller is gone
-	cancel  context.CancelFunc
-	resumes bool            // the controller repeats requests on another connection
-	tickets Tickets         // nil: the unit does not listen for other hosts
-	lent    transport.Loans // streams that read leases
-	mu      struct {
+	// What the controllers before have left: the last change, and the highest number of a write or a lease.
+	changed, highest uint64
+	freed            *unit.Freed
+	running          sync.WaitGroup  // transformations, and what reads and writes the disk
+	ctx              context.Context // ends when the controller is gone
+	cancel           context.CancelFunc
+	resumes          bool             // the controller repeats requests on another connection
+	holds            bool             // what is staged and leased outlives the controller
+	tickets          Tickets          // nil: the unit does not listen for other hosts
+	lent             *transport.Loans // streams that read leases
+	mu               struct {
 		sync.Mutex
 		txns     map[uint64]*txn
 		leases   map[uint64]*held
@@ -34,6 +38,7 @@ type life struct {
 		count    uint64              // of stats that were taken
 		advice   advice
 		ended    bool
+		change   uint64 // number of the last change
 	}
 }
 
@@ -50,7 +55,7 @@ type txn struct {
 }
 
 func newLife(u *unit.Unit, freed *unit.Freed, peer, session uint64) *life {
-	l := &life{unit: u, freed: freed, peer: peer, session: session, last: 1}
+	l := &life{unit: u, freed: freed, peer: peer, session: session, last: 1, lent: &transport.Loans{}}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	l.mu.txns, l.mu.leases, l.mu.outcomes = map[uint64]*txn{}, map[uint64]*held{}, map[uint64]*outcome{}
 	return l
@@ -58,7 +63,7 @@ func newLife(u *unit.Unit, freed *unit.Freed, peer, session uint64) *life {
 
 var errGone = tqerr.New(tqerr.Cancelled, "the controller is gone")
 
-// end drops what is staged and leased. The contexts of all requests have ended.
+// end drops what is staged and leased, unless it is to stay. The contexts of all requests have ended.
 func (l *life) end() {
 	l.mu.Lock()
 	l.mu.ended = true
@@ -70,10 +75,58 @@ func (l *life) end() {
 		asking.fail(errGone)
 	}
 	l.running.Wait()
+	if !l.holds {
+		l.dropAll()
+	}
+}
+
+// inherit takes over what an earlier controller of the session has left, and the streams that read it.
+func (l *life) inherit(from *life) {
+	from.mu.Lock()
+	defer from.mu.Unlock()
+	l.mu.txns, l.mu.leases, l.mu.change = from.mu.txns, from.mu.leases, from.mu.change
+	from.mu.txns, from.mu.leases = nil, nil
+	l.changed, l.highest, l.lent = l.mu.change, from.highest, from.lent
+	for n := range l.mu.txns {
+		l.highest = max(l.highest, n)
+	}
+	for n := range l.mu.leases {
+		l.highest = max(l.highest, n)
+	}
+}
+
+// settle ends what was left by an earlier controller, whose numbers are those up to highest.
+func (l *life) settle(r *request) (*wire.UnitReply, error) {
+	var req wire.UnitSettleRequest
+	if err := r.decode(&req); err != nil {
+		return nil, err
+	}
+	l.dropUpTo(l.highest, req.Leases)
+	return nil, nil
+}
+
+// dropAll ends all writes and leases, and the streams that use them.
+func (l *life) dropAll() {
+	l.dropUpTo(math.MaxUint64, true)
 	l.lent.Recall()
+}
+
+// dropUpTo ends the writes, and perhaps the leases, with numbers up to one.
+func (l *life) dropUpTo(highest uint64, andLeases bool) {
+	txns, leases := map[uint64]*txn{}, map[uint64]*held{}
 	l.mu.Lock()
-	txns, leases := l.mu.txns, l.mu.leases
-	l.mu.txns, l.mu.leases = nil, nil
+	for n, t := range l.mu.txns {
+		if n <= highest {
+			txns[n] = t
+			delete(l.mu.txns, n)
+		}
+	}
+	for n, lease := range l.mu.leases {
+		if n <= highest && andLeases {
+			leases[n] = lease
+			delete(l.mu.leases, n)
+		}
+	}
 	l.mu.Unlock()
 	for _, t := range txns {
 		t.loans.Recall()
@@ -216,7 +269,8 @@ func (l *life) commit(r *request) (*wire.UnitReply, error) {
 		return nil, tqerr.New(tqerr.InvalidArgument, "write %d has %d rows, not %d", req.Txn, rows, len(samples))
 	}
 	t.loans.Recall()
-	t.staged.Commit(samples)
+	store.CommitChange(t.staged, samples, req.Change)
+	l.executed(req.Change)
 	return l.secured(r)
 }
 
@@ -229,6 +283,13 @@ func (l *life) secured(r *request) (*wire.UnitReply, error) {
 		return nil, err
 	}
 	return l.later(r, func() (*wire.UnitReply, error) { return nil, l.unit.Secure() })
+}
+
+// executed remembers the number of a change.
+func (l *life) executed(change uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.mu.change = max(l.mu.change, change)
 }
 
 func (l *life) abort(r *request) (*wire.UnitReply, error) {
@@ -267,6 +328,7 @@ func (l *life) remove(r *request) (*wire.UnitReply, error) {
 		return nil, err
 	}
 	l.unit.Delete(req.Partition, req.Fields, samples)
+	l.executed(req.Change)
 	return l.secured(r)
 }
 

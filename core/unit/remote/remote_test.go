@@ -168,7 +168,7 @@ func (s *synced) Has(partition string, fields []string, samples []schema.Sample)
 
 func (s *synced) Delete(partition string, fields []string, samples []schema.Sample) int64 {
 	before := s.Stats().MemoryUsed
-	d := s.Unit.Delete(partition, fields, samples)
+	d := s.Unit.Delete(partition, fields, samples, 0)
 	<-d.Done()
 	require.NoError(s.t, d.Err())
 	return before - s.Stats().MemoryUsed

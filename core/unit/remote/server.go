@@ -12,11 +12,20 @@
 //
 // # Lives
 //
-// A unit serves one controller at a time. What that has staged or leased ends with its connection. The cells stay until a
+// A unit serves one controller at a time. What that has staged or leased ends with its connection; of a controller that keeps
+// a journal it stays until the next one of the session has said which writes are to be committed. The cells stay until a
 // controller opens the unit again, which then begins empty, unless the controller is of the same session and wants them. A
 // durable unit always keeps those of the same session, which it may have found on its disk, and refuses other sessions while
 // it has any; to commits and deletes it answers when they are as durable as it promises. A controller that finds cells asks
 // for an inventory, and deletes what it does not know.
+//
+// # Other hosts
+//
+// A unit on another host than its controller listens at a port of its own, and the controller dials it, as it dials one of its
+// own host by a socket: that needs no other protocol, and clients must reach the unit's host anyway. The connection is a Line.
+// When it breaks, the controller makes another one as the same peer, says which answers it has, and sends the rest of the
+// stream again; the unit executes each request once and remembers the answers meanwhile. Nobody maps the unit's memory but
+// clients of its own host. All others, the controller too, move payload over streams, by the numbers of writes and leases.
 //
 // Locks: Server.mu, then life.mu, then those of the store. In the controller's process Unit.stream is taken under the
 // controller's lock; Unit.state is a leaf.
@@ -59,6 +68,7 @@ type Server struct {
 		freed   *unit.Freed // memory of unit
 		session uint64      // whose cells the unit holds; 0: nobody's
 		life    *life       // nil while no controller is connected
+		left    *life       // of the controller before, whose staged writes and leases stay; nil: nothing has
 		tickets Tickets
 		closed  bool
 	}
@@ -115,6 +125,7 @@ var handlers = map[wire.Op]handler{
 	wire.OpUnitTransform: (*life).transform,
 	wire.OpUnitStats:     (*life).report,
 	wire.OpUnitPrepare:   (*life).prepare,
+	wire.OpUnitSettle:    (*life).settle,
 	wire.OpUnitInventory: (*life).inventory,
 	wire.OpUnitDiscard:   (*life).discard,
 	wire.OpUnitAdvise:    (*life).advise,
@@ -150,7 +161,7 @@ func (s *Server) Serve(ctx context.Context, peer transport.Peer, req *wire.Reque
 	if req.Op == wire.OpUnitOpen {
 		l.answer(r, &wire.UnitReply{Opened: &wire.UnitOpened{
 			Name: s.opts.Name, Incarnation: s.incarnation, PID: os.Getpid(), SampleLimit: s.opts.SampleLimit,
-			Durable: l.unit.Durable(),
+			Durable: l.unit.Durable(), Changed: l.changed, Highest: l.highest,
 		}}, nil)
 		return
 	}
@@ -213,11 +224,15 @@ func (s *Server) supersede(peer transport.Peer, r *request) {
 	s.goneLocked(l)
 }
 
-// goneLocked forgets a life that has ended.
+// goneLocked forgets a life that has ended, but for what it leaves.
 func (s *Server) goneLocked(l *life) {
-	if s.mu.life == l {
-		s.mu.life = nil
-		s.current.Store(nil)
+	if s.mu.life != l {
+		return
+	}
+	s.mu.life = nil
+	s.current.Store(nil)
+	if l.holds {
+		s.mu.left = l
 	}
 }
 
@@ -235,6 +250,10 @@ func (s *Server) openLocked(peer transport.Peer, r *request) (*life, error) {
 	if err := s.mu.unit.Own(SessionName(open.Session)); err != nil {
 		return nil, err
 	}
+	if s.mu.left != nil && (s.mu.session != open.Session || !open.Keep) {
+		s.mu.left.dropAll()
+		s.mu.left = nil
+	}
 	if s.mu.session != 0 && (s.mu.session != open.Session || !open.Keep) && !s.mu.unit.Durable() {
 		old := s.mu.unit
 		if err := s.beginLocked(); err != nil {
@@ -246,7 +265,11 @@ func (s *Server) openLocked(peer transport.Peer, r *request) (*life, error) {
 	}
 	s.mu.session = open.Session
 	l := newLife(s.mu.unit, s.mu.freed, peer.ID, open.Session)
-	l.resumes, l.tickets = open.Resume, s.mu.tickets
+	l.resumes, l.holds, l.tickets = open.Resume, open.Hold, s.mu.tickets
+	if s.mu.left != nil {
+		l.inherit(s.mu.left)
+		s.mu.left = nil
+	}
 	s.mu.life = l
 	s.current.Store(l)
 	return l, nil
@@ -255,7 +278,7 @@ func (s *Server) openLocked(peer transport.Peer, r *request) (*life, error) {
 // SessionName is how the number of a session is written down.
 func SessionName(session uint64) string { return fmt.Sprintf("%016x", session) }
 
-// Gone implements transport.Handler: what the controller has staged or leased ends.
+// Gone implements transport.Handler: what the controller has staged or leased ends, unless it wants it to stay.
 func (s *Server) Gone(peer transport.Peer) {
 	s.mu.Lock()
 	l := s.mu.life
@@ -284,6 +307,10 @@ func (s *Server) Unit() *unit.Unit {
 func (s *Server) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.mu.left != nil {
+		s.mu.left.dropAll()
+		s.mu.left = nil
+	}
 	err := s.mu.unit.Close()
 	s.mu.closed = s.mu.closed || err == nil
 	return err

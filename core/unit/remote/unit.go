@@ -23,8 +23,10 @@ type Address struct {
 	Secret  []byte
 	Address string // tcp://HOST:PORT
 	Machine string // see internal/machine
+	Key     []byte // of CURVE, public
 	Session uint64 // of the controller, not 0
 	Keep    bool   // its cells of this session, also when it is not durable
+	Hold    bool   // what is staged and leased outlives the controller, until one of the same session has called Settle
 }
 
 // Unit is a unit in another process as its controller sees it. Its methods may be called from any goroutine. Read, Delete,
@@ -62,7 +64,7 @@ func Open(ctx context.Context, conn Conn, at Address) (*Unit, error) {
 	u := &Unit{at: at, conn: conn}
 	u.ctx, u.cancel = context.WithCancel(context.Background())
 	u.segments.init()
-	a := u.post(wire.OpUnitOpen, &wire.UnitOpenRequest{Session: at.Session, Keep: at.Keep, Resume: u.Away()}, nil)
+	a := u.post(wire.OpUnitOpen, &wire.UnitOpenRequest{Session: at.Session, Keep: at.Keep, Resume: u.Away(), Hold: at.Hold}, nil)
 	err := a.wait(ctx)
 	if err == nil && a.reply.Opened == nil {
 		err = tqerr.New(tqerr.Corruption, "unit %q does not say who it is", at.Name)
@@ -76,6 +78,7 @@ func Open(ctx context.Context, conn Conn, at Address) (*Unit, error) {
 		return nil, err
 	}
 	u.opened = *a.reply.Opened
+	u.numbers.Store(u.opened.Highest)
 	guard.Go("unit "+at.Name, func() {
 		<-conn.Done()
 		u.lose(nil)
@@ -121,6 +124,19 @@ func (u *Unit) Host() string { return u.at.Host }
 
 // Incarnation differs from one start of the unit to the next.
 func (u *Unit) Incarnation() uint64 { return u.opened.Incarnation }
+
+// Changed is the number of the last change that the unit had executed when it was opened, 0: none of this session.
+func (u *Unit) Changed() uint64 { return u.opened.Changed }
+
+// Recommit makes visible what an earlier controller of the session has staged. NotFound: it is not there.
+func (u *Unit) Recommit(ctx context.Context, txn uint64, samples []schema.Sample, change uint64) error {
+	return u.post(wire.OpUnitCommit, &wire.UnitCommitRequest{Txn: txn, Samples: wireSamples(samples), Change: change}, nil).wait(ctx)
+}
+
+// Settle ends what an earlier controller of the session has left staged, and perhaps what it has leased.
+func (u *Unit) Settle(ctx context.Context, leases bool) error {
+	return u.post(wire.OpUnitSettle, &wire.UnitSettleRequest{Leases: leases}, nil).wait(ctx)
+}
 
 // SampleLimit is the most samples the unit takes, 0 for no limit.
 func (u *Unit) SampleLimit() int64 { return u.opened.SampleLimit }

@@ -1,0 +1,393 @@
+//go:build go1.25
+
+package controller_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"transferqueue/core/client"
+	"transferqueue/core/controller"
+	"transferqueue/core/foreign/foreigntest"
+	"transferqueue/core/internal/vfs"
+	"transferqueue/core/journal"
+	"transferqueue/core/schema"
+	"transferqueue/core/tqerr"
+	"transferqueue/core/transport"
+	"transferqueue/core/transport/memnet"
+	"transferqueue/core/wire"
+)
+
+// mortal is the disk of a process that dies: what it finds then is what a later process finds, and nothing succeeds any more.
+type mortal struct {
+	vfs.Disk
+	mu     sync.RWMutex
+	mem    *vfs.Mem
+	left   *vfs.Mem // what a later process finds; nil: it lives
+	buried bool     // what it still does is of no consequence, and succeeds
+	power  bool     // dies of a power loss
+	rng    *rand.Rand
+	writes int           // after so many it dies by itself; 0: never
+	died   chan struct{} // closed then
+}
+
+func newMortal(mem *vfs.Mem) *mortal { return &mortal{Disk: mem, mem: mem, died: make(chan struct{})} }
+
+func (m *mortal) dieLocked() {
+	if m.left != nil {
+		return
+	}
+	if m.left = m.mem.Killed(); m.power {
+		m.left = m.mem.Crash(m.rng)
+	}
+	close(m.died)
+}
+
+func (m *mortal) die() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.dieLocked()
+}
+
+func (m *mortal) do(call func() error) error {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	if m.left != nil && !m.buried {
+		return tqerr.New(tqerr.Unavailable, "the process has died")
+	}
+	return call()
+}
+
+func (m *mortal) Create(name string) (f vfs.DiskFile, err error) {
+	err = m.do(func() error { f, err = m.Disk.Create(name); return err })
+	return mortalFile{f, m}, err
+}
+
+func (m *mortal) Open(name string) (f vfs.DiskFile, err error) {
+	err = m.do(func() error { f, err = m.Disk.Open(name); return err })
+	return mortalFile{f, m}, err
+}
+
+func (m *mortal) Remove(name string) error { return m.do(func() error { return m.Disk.Remove(name) }) }
+func (m *mortal) Rename(from, to string) error {
+	return m.do(func() error { return m.Disk.Rename(from, to) })
+}
+func (m *mortal) SyncDir(dir string) error { return m.do(func() error { return m.Disk.SyncDir(dir) }) }
+
+func (m *mortal) LockFile(string) (io.Closer, error) { return io.NopCloser(nil), nil }
+
+type mortalFile struct {
+	vfs.DiskFile
+	m *mortal
+}
+
+// WriteAt may be the last that the process does: it has written, and does not come to know.
+func (f mortalFile) WriteAt(p []byte, off int64) (n int, err error) {
+	f.m.mu.Lock()
+	defer f.m.mu.Unlock()
+	if f.m.left != nil && !f.m.buried {
+		return 0, tqerr.New(tqerr.Unavailable, "the process has died")
+	}
+	if n, err = f.DiskFile.WriteAt(p, off); err == nil && f.m.writes > 0 {
+		if f.m.writes--; f.m.writes == 0 {
+			f.m.dieLocked()
+			return 0, tqerr.New(tqerr.Unavailable, "the process dies")
+		}
+	}
+	return n, err
+}
+
+func (f mortalFile) Sync() error { return f.m.do(f.DiskFile.Sync) }
+func (f mortalFile) Allocate(off, size int64) error {
+	return f.m.do(func() error { return f.DiskFile.Allocate(off, size) })
+}
+
+// dying is a controller whose process may be dead: it answers nobody then.
+type dying struct {
+	transport.Handler
+	m *mortal
+}
+
+func (d dying) Serve(ctx context.Context, peer transport.Peer, req *wire.Request, reply func(*wire.Reply)) {
+	d.Handler.Serve(ctx, peer, req, func(r *wire.Reply) {
+		d.m.mu.RLock()
+		defer d.m.mu.RUnlock()
+		if d.m.left == nil {
+			reply(r)
+		}
+	})
+}
+
+// handler is the controller as its clients reach it.
+func (s *system) handler(server *controller.Server) transport.Handler {
+	if s.mortal == nil {
+		return server
+	}
+	return dying{server, s.mortal}
+}
+
+// openJournal opens a journal that is small, so that states are written often.
+func (s *system) openJournal() (*journal.Log, error) {
+	if s.mortal == nil {
+		return nil, nil
+	}
+	return journal.Open(journal.Options{Dir: "/j", Durability: s.setup.journal, AllocateBytes: 4 << 10, FS: s.mortal})
+}
+
+// open starts a controller. A failing disk may make it refuse once.
+func (s *system) open() *controller.Server {
+	for {
+		log, err := s.openJournal()
+		var server *controller.Server
+		if err == nil {
+			server, err = controller.Open(s.t.Context(), s.options(log))
+		}
+		if err == nil {
+			return server
+		}
+		require.NotNil(s.t, s.setup.failing, err)
+		require.Equal(s.t, tqerr.IO, tqerr.CodeOf(err), err)
+		s.setup.failing.Heal()
+	}
+}
+
+// restart replaces the controller by another process: its connections are gone, and the next one knows what is on the disk.
+func (s *system) restart() {
+	s.mortal.die()
+	for _, h := range s.hosts {
+		h.net.Cut(h.peer, 0)
+	}
+	old, oldNet := s.server, s.net
+	s.mu.Lock()
+	for _, u := range s.users {
+		oldNet.Cut(u.id, time.Hour)
+	}
+	s.mu.Unlock()
+	dead, units := s.mortal, s.units
+	s.mortal = newMortal(dead.left)
+	if s.setup.failing != nil {
+		s.setup.failing.Disk, s.mortal.Disk = s.mortal.mem, s.setup.failing
+	}
+	if len(s.hosts) == 0 {
+		s.units, s.inside = nil, nil
+		for i := range units {
+			s.addUnit(i)
+		}
+	}
+	server := s.open()
+	require.NoError(s.t, server.Verify())
+	net := memnet.New(2, s.handler(server))
+	s.mu.Lock()
+	s.server, s.net = server, net
+	s.mu.Unlock()
+	_ = oldNet.Close()
+	old.Close()
+	dead.mu.Lock()
+	dead.buried = true
+	dead.mu.Unlock()
+	for _, u := range units {
+		if len(s.hosts) == 0 && u.Close() != nil { // an index that was broken in the end stays so
+			require.NoError(s.t, u.Close())
+		}
+	}
+}
+
+// following redials until there is a controller.
+func following(o *client.Options) {
+	o.Redial = func(context.Context) (transport.Conn, error) { return nil, nil }
+}
+
+func TestARestart(t *testing.T) {
+	for _, d := range []journal.Durability{journal.Relaxed, journal.Strict} {
+		within(t, setup{units: 2, remote: true, journal: d}, func(t *testing.T, s *system) {
+			u := s.user(following)
+			keys := keysOf(6)
+			put := s.rows(narrow, keys, 1, 2, 3, 4, 5, 6)
+			for i := range keys {
+				put.Tags = append(put.Tags, []byte{0x81, 0xa1, 't', byte(i)})
+			}
+			before := u.put(put)
+			u.put(batch{write: write{Partition: "p", Insert: 1, Fields: []string{"x"}}, columns: s.rows(narrow, nil, 9).columns})
+			first := u.fetch("task", 2, 0).indexes(t)
+			u.put(s.add(narrow, keys[:2], 10, 10))
+			u.clear(keys[5])
+			s.restart()
+			require.Equal(t, keys[:5], u.keys())
+			require.Equal(t, []int64{11, 12, 3, 4, 5}, u.values(keys[:5]...))
+			require.Len(t, u.production("x"), 6)
+			second := u.fetch("task", 2, 0).indexes(t)
+			require.Equal(t, wire.Ints{before.Indexes[0], before.Indexes[1]}, first)
+			require.Equal(t, wire.Ints{before.Indexes[2], before.Indexes[3]}, second)
+			after := u.put(s.rows(narrow, []string{keys[5]}, 7))
+			require.Equal(t, before.Indexes[5], after.Indexes[0], "the smallest free index")
+			require.Greater(t, after.Generations[0], before.Generations[5])
+			s.restart()
+			require.Equal(t, []int64{11, 7}, u.values(keys[0], keys[5]))
+			require.Equal(t, "ACTIVE", u.state("unit-0"))
+		})
+	}
+}
+
+// A unit that is not found when the controller starts again keeps what it has, and its place, until it joins again.
+func TestAUnitThatIsMissedForAWhile(t *testing.T) {
+	within(t, setup{units: 2, remote: true, journal: journal.Relaxed}, func(t *testing.T, s *system) {
+		u := s.user(following)
+		u.put(s.rows(narrow, keysOf(6), 1, 2, 3, 4, 5, 6))
+		had := s.hosts[0].server.Unit().Stats().Cells
+		require.Positive(t, had)
+		s.hosts[0].dead = true
+		s.restart()
+		require.Equal(t, "UNAVAILABLE", u.state("unit-0"))
+		require.Equal(t, keysOf(6), u.keys())
+		_, err := u.tryGet(&wire.GetRequest{Partition: "p", Keys: keysOf(6)}, 0)
+		require.Equal(t, tqerr.Unavailable, tqerr.CodeOf(err))
+		require.ErrorContains(t, err, "was not found again when the controller was started anew")
+		s.hosts[0].dead = false
+		s.joinHosts()
+		require.Equal(t, "ACTIVE", u.state("unit-0"))
+		require.Equal(t, []int64{1, 2, 3, 4, 5, 6}, u.values(keysOf(6)...))
+		s.restart()
+		require.Equal(t, []int64{1, 2, 3, 4, 5, 6}, u.values(keysOf(6)...))
+		time.Sleep(2 * time.Minute)
+	})
+}
+
+// Several clients work at random over a controller that dies again and again, at any moment; what each has written is what it
+// reads, and nothing that it did has happened twice.
+func TestRandomOperationsWithRestarts(t *testing.T) {
+	seed := rand.Uint64()
+	t.Log("seed", seed)
+	rounds := map[string]struct {
+		setup
+		power bool
+	}{
+		"units elsewhere, relaxed":    {setup{units: 3, remote: true, journal: journal.Relaxed}, false},
+		"units elsewhere, strict":     {setup{units: 3, remote: true, journal: journal.Strict}, false},
+		"units elsewhere, power loss": {setup{units: 3, remote: true, journal: journal.Strict}, true},
+		"a durable unit, relaxed":     {setup{units: 1, durable: true, journal: journal.Relaxed}, false},
+		"a durable unit, strict":      {setup{units: 1, durable: true, journal: journal.Strict}, false},
+	}
+	for name, o := range rounds {
+		t.Run(name, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 1<<32))
+			within(t, o.setup, func(t *testing.T, s *system) {
+				s.mortal.power, s.mortal.rng = o.power, rng
+				s.python(sums)
+				s.python(sums)
+				some, steps := 0, 150 // what has no bytes is kept in memory
+				if o.durable {
+					some, steps = 1, 60
+				}
+				users := make([]*modelUser, 4)
+				for i := range users {
+					users[i] = &modelUser{
+						user: s.user(following), rng: rand.New(rand.NewPCG(seed, uint64(i))), name: fmt.Sprintf("u%d", i),
+						mem: foreigntest.New(t, 1<<20), keys: map[string]*modelRow{}, bare: map[schema.Sample]*modelRow{},
+						some: some,
+					}
+				}
+				var all sync.WaitGroup
+				for _, u := range users {
+					all.Go(func() {
+						for range steps {
+							u.step()
+							u.mem.Reset()
+							time.Sleep(time.Millisecond)
+						}
+					})
+				}
+				restarts, done := 0, make(chan struct{})
+				go func() {
+					all.Wait()
+					close(done)
+				}()
+				for running := true; running; restarts++ {
+					s.mortal.mu.Lock()
+					if rng.IntN(2) == 0 {
+						s.mortal.writes = 1 + rng.IntN(30)
+					}
+					s.mortal.mu.Unlock()
+					select {
+					case <-done:
+						running = false
+					case <-s.mortal.died:
+					case <-time.After(time.Duration(rng.IntN(20)) * time.Millisecond):
+					}
+					s.restart()
+					s.mortal.power, s.mortal.rng = o.power, rng
+				}
+				require.Greater(t, restarts, 5)
+				t.Log("restarts", restarts)
+				synctest.Wait()
+				for _, u := range users {
+					u.compare()
+				}
+				s.check()
+				time.Sleep(2 * time.Minute) // nobody is awaited any more
+			})
+		})
+	}
+}
+
+// Whatever call of the journal fails, a request that was answered has happened, one that was refused has not, and the next
+// controller knows both.
+func TestEveryCallOfTheJournalCanFail(t *testing.T) {
+	calls := 0
+	for at, more := 0, true; more; at++ {
+		calls = at
+		failing := &vfs.FailingDisk{At: -1, Err: []error{unix.EIO, unix.ENOSPC}[at%2]}
+		within(t, setup{units: 2, remote: true, journal: journal.Relaxed, failing: failing}, func(t *testing.T, s *system) {
+			u, model := s.user(following), map[string]int64{}
+			failing.In(at)
+			did := func(err error) bool {
+				if err != nil {
+					require.Equal(t, tqerr.IO, tqerr.CodeOf(err), "call %d: %v", at, err)
+				}
+				return err == nil
+			}
+			for n := range int64(30) {
+				key := fmt.Sprintf("k%d", n%7)
+				switch {
+				case n%5 == 4:
+					if did(u.try(wire.OpClear, &wire.ClearRequest{Partition: "p", Keys: []string{key}}, nil)) {
+						delete(model, key)
+					}
+				case n%5 == 3 && model[key] != 0:
+					if _, err := u.tryPut(s.add(narrow, []string{key}, 100)); did(err) {
+						model[key] += 100
+					}
+				default: // with tags that make the journal grow
+					put := s.rows(narrow, []string{key}, n+1)
+					put.Tags = wire.List{append([]byte{0x81, 0xa1, 't', 0xc5, 0x04, 0x00}, make([]byte, 1<<10)...)}
+					if _, err := u.tryPut(put); did(err) {
+						model[key] = n + 1
+					}
+				}
+				if n == 20 {
+					s.restart()
+				}
+			}
+			more = failing.Failed()
+			failing.Heal()
+			s.setup.failing = nil
+			s.restart()
+			require.ElementsMatch(t, slices.Collect(maps.Keys(model)), u.keys(), "call %d", at)
+			for key, value := range model {
+				require.Equal(t, []int64{value}, u.values(key), "call %d", at)
+			}
+			time.Sleep(2 * time.Minute)
+		})
+	}
+	require.Greater(t, calls, 50)
+}
