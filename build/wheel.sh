@@ -51,7 +51,7 @@ build_for() {
 # pythons: each working Python that the package supports, once per version.
 pythons() {
     local python
-    for python in "${HOME:-/root}"/.pyenv/versions/3.*/bin/python3 /usr/bin/python3.* python3; do
+    for python in "${HOME:-/root}"/.pyenv/versions/3.*/bin/python3 /usr/bin/python3.[0-9] /usr/bin/python3.[0-9][0-9] python3; do
         "$python" -c 'import sys, ensurepip, venv; v = sys.version_info; assert v >= (3, 10); print("%d.%d" % v[:2], sys.executable)' \
             2>/dev/null || true
     done | sort -u -k 1,1

@@ -22,7 +22,7 @@ import (
 // covers the folders inside it unless they have a line of their own.
 var layers = map[string]int{
 	"tqerr": 0, "schema": 0, "internal": 0, "guard": 0,
-	"wire": 1, "catalog": 1, "arena": 1, "store": 1, "merge": 1, "jobs": 1, "foreign": 1,
+	"wire": 1, "catalog": 1, "arena": 1, "store": 1, "merge": 1, "jobs": 1, "foreign": 1, "journal": 1,
 	"transport": 2, "sampler": 2, "snapshot": 2,
 	"controller": 3, "unit": 3, "client": 3, "drain": 3,
 	"session": 4,

@@ -46,7 +46,7 @@ func TestWhatIsGivenBackMeetsWhoWaits(t *testing.T) {
 		u.put(s.rows(narrow, keysOf(4), 1, 2, 3, 4))
 		s.net.Inject(unheard["reply late"])
 		lost := u.fetch("task", 3, time.Second)
-		synctest.Wait()
+		synctest.Wait() // the fault is of its reply
 		waiting := s.user().fetch("task", 4, time.Minute)
 		_, err := lost.try()
 		require.Error(t, err)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from disks import offload
 from processes import program, until
 from transfer_queue import _session
 
@@ -109,6 +110,20 @@ def test_commands_without_a_session_or_with_one_too_many(daemon: subprocess.Pope
     daemon.send_signal(signal.SIGINT)
     output, _ = daemon.communicate(timeout=20)
     assert (daemon.returncode, output) == (0, "closed\n"), "Ctrl-C ends it as well"
+
+
+def test_status_tells_what_lies_on_disk(runtime_dir: Path, tmp_path: Path) -> None:
+    import transfer_queue as tq
+
+    tq.init(offload(tmp_path, 1000))
+    try:
+        tq.kv_put("a", "p", fields={"x": torch.zeros(5000)})
+        text = _command("status").stdout
+        assert "20,000 bytes on disk, 1 cells in 20,480 bytes of files" in text, text
+        (unit,) = json.loads(_command("status", "--json").stdout)["units"]
+        assert (unit["disk_cells"], unit["disk_logical_bytes"], unit["written_cells"]) == (1, 20_000, 1)
+    finally:
+        tq.close()
 
 
 def test_a_daemon_reads_a_file(runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

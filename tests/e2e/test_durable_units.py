@@ -77,7 +77,7 @@ def test_what_was_on_disk_is_there_again_and_the_rest_is_lost_by_key(hosts: Host
         lambda: tq.kv_update("a", "p", {"n": torch.tensor([1])}, "add"),
     ):
         with pytest.raises(errors.DataLostError, match=r'partition "p": lost .*field "n" of keys "a"'):
-            read()
+            read()  # type: ignore[no-untyped-call]
     assert tq.kv_list("p")["p"] == {"a": {}, "b": {}, "c": {}, "d": {"only": "memory"}, "e": {"only": "tags"}}
     assert client.get_production_status(["n"], "p")[1].sum() == 0
     assert client.get_production_status(["x"], "p")[1].sum() == 3

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 from tensordict import TensorDict
 
+from disks import offload
 from processes import Nursery, program, until
 from transfer_queue import _metrics, _session, config, errors
 
@@ -139,6 +141,55 @@ def test_values_follow_from_what_was_done(tq: Any) -> None:
     assert 0 < got.of("tq_controller_uptime_seconds") < 60
     assert got.of("tq_controller_memory_rss_bytes") > 1 << 24
     assert got.of("tq_controller_clients") == 1
+
+
+class TestTiers:
+    """One unit with a disk and little memory."""
+
+    @pytest.fixture
+    def conf(self, tmp_path: Path) -> dict[str, Any]:
+        return {**METRICS, **offload(tmp_path, 100_000, memory_limit_bytes=1 << 20, put_wait_s=20)}
+
+    def test_both_tiers_are_counted_as_list_units_does(self, tq: Any) -> None:
+        """The names of the peer for the disk, ours for each tier and for what has moved."""
+        shared = torch.zeros(1, 50_000).expand(4, -1)
+        tq.kv_batch_put(keys(4), "p", TensorDict({"large": shared}, batch_size=[4]), dedup=["large"])
+        for n in range(30):
+            tq.kv_put(f"s{n}", "p", fields={"small": torch.zeros(12_000)})
+        for _ in range(3):
+            tq.kv_batch_get("s0", "p")
+        tq.kv_clear([f"s{n}" for n in range(1, 25)], "p")
+        (unit,) = settled(tq)
+        got = scrape(tq.get_metrics_endpoint())
+        at = {"storage_unit_id": unit.unit_id}
+        assert unit.spilled_cells > 0
+        assert unit.written_cells == 4
+        assert unit.disk_logical_bytes >= unit.disk_used_bytes + 3 * 200_000
+        assert got.of("tq_storage_ssd_offload_enabled", **at) == 1
+        assert got.of("tq_storage_ssd_active_values", **at) == unit.disk_cells
+        assert got.of("tq_storage_ssd_active_bytes", **at) == unit.disk_logical_bytes
+        assert got.of("tq_storage_ssd_fallback_values_total", **at) == 0
+        for tier in ("memory", "disk"):
+            each = {name: got.of(f"tq_storage_tier_{name}", tier=tier, **at) for name in ("values", "used_bytes")}
+            assert each == {
+                "values": getattr(unit, f"{tier}_cells"),
+                "used_bytes": getattr(unit, f"{tier}_used_bytes"),
+            }
+            for name in ("logical_bytes", "physical_bytes"):
+                assert got.of(f"tq_storage_tier_{name}", tier=tier, **at) == getattr(unit, f"{tier}_{name}")
+        for moved in ("written", "spilled", "promoted"):
+            assert got.of(f"tq_storage_{moved}_values_total", **at) == getattr(unit, f"{moved}_cells")
+            assert got.of(f"tq_storage_{moved}_bytes_total", **at) == getattr(unit, f"{moved}_bytes")
+        assert got.of("tq_storage_compacted_bytes_total", **at) == unit.compacted_bytes
+
+
+def settled(tq: Any) -> Any:
+    """The units, when nothing moves any more."""
+    before = None
+    while (now := tq.list_units()) != before:
+        before = now
+        time.sleep(0.3)
+    return now
 
 
 @pytest.mark.parametrize("conf", [METRICS])

@@ -217,7 +217,7 @@ def test_what_cannot_join_is_refused(units: Units, nursery: Nursery) -> None:
         join(id="unit-c")
     with pytest.raises(AlreadyExistsError, match="unit-b"):
         join(id="unit-b")
-    with pytest.raises(InvalidArgumentError, match="name, socket and secret"):
+    with pytest.raises(InvalidArgumentError, match="name, socket or address, and secret"):
         join(id="")
     assert units.state() == {"unit-a": "ACTIVE", "unit-b": "ACTIVE"}
     units.tq.kv_put("a", "p", {"x": torch.zeros(2)})

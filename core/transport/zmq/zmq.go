@@ -15,6 +15,10 @@
 // off; each side counts the bytes that the other has taken, which credit frames tell, and keeps the rest in a queue of its
 // own. A peer that takes nothing loses its connection and costs nobody else anything.
 //
+// There are no sockets for events: liveness is the lifeline's, and a watch is a request that waits at the server, whose answer
+// has all changes since the one before, in order and once, also when the connection breaks in between. PUB/SUB would lose what
+// is sent while a subscriber is away or slow, and need that request besides, to tell that from silence.
+//
 // All but this file and credentials.go needs cgo and libzmq, and the build tag zmq.
 //
 // Locks: reactor.mu, Server.mu, conn.mu and Conn.mu are leaves. None is held while a handler is called.

@@ -19,6 +19,14 @@
 // it has any; to commits and deletes it answers when they are as durable as it promises. A controller that finds cells asks
 // for an inventory, and deletes what it does not know.
 //
+// # Other hosts
+//
+// A unit on another host than its controller listens at a port of its own, and the controller dials it, as it dials one of its
+// own host by a socket: that needs no other protocol, and clients must reach the unit's host anyway. The connection is a Line.
+// When it breaks, the controller makes another one as the same peer, says which answers it has, and sends the rest of the
+// stream again; the unit executes each request once and remembers the answers meanwhile. Nobody maps the unit's memory but
+// clients of its own host. All others, the controller too, move payload over streams, by the numbers of writes and leases.
+//
 // Locks: Server.mu, then life.mu, then those of the store. In the controller's process Unit.stream is taken under the
 // controller's lock; Unit.state is a leaf.
 package remote
