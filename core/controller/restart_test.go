@@ -54,6 +54,13 @@ func (m *mortal) dieLocked() {
 	close(m.died)
 }
 
+// doom says how it dies.
+func (m *mortal) doom(power bool, seed uint64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.power, m.rng = power, rand.New(rand.NewPCG(seed, 0))
+}
+
 func (m *mortal) die() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -296,7 +303,7 @@ func TestRandomOperationsWithRestarts(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 1<<32))
 			within(t, o.setup, func(t *testing.T, s *system) {
-				s.mortal.power, s.mortal.rng = o.power, rng
+				s.mortal.doom(o.power, rng.Uint64())
 				s.python(sums)
 				s.python(sums)
 				some, steps := 0, 150 // what has no bytes is kept in memory
@@ -339,7 +346,7 @@ func TestRandomOperationsWithRestarts(t *testing.T) {
 					case <-time.After(time.Duration(rng.IntN(20)) * time.Millisecond):
 					}
 					s.restart()
-					s.mortal.power, s.mortal.rng = o.power, rng
+					s.mortal.doom(o.power, rng.Uint64())
 				}
 				require.Greater(t, restarts, 5)
 				t.Log("restarts", restarts)
