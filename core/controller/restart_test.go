@@ -412,3 +412,23 @@ func TestEveryCallOfTheJournalCanFail(t *testing.T) {
 	}
 	require.Greater(t, calls, 50)
 }
+
+// What is asked of a controller that has just been started, too late and by a client that it does not know, ends as any late request.
+func TestALateRequestOfAClientOfBefore(t *testing.T) {
+	within(t, setup{units: 1, journal: journal.Relaxed}, func(t *testing.T, s *system) {
+		for want, end := range map[tqerr.Code]func() (context.Context, context.CancelFunc){
+			tqerr.DeadlineExceeded: func() (context.Context, context.CancelFunc) { return context.WithTimeout(t.Context(), 0) },
+			tqerr.Cancelled: func() (context.Context, context.CancelFunc) {
+				ctx, cancel := context.WithCancel(t.Context())
+				cancel()
+				return ctx, cancel
+			},
+		} {
+			ctx, cancel := end()
+			answers := make(chan *wire.Reply, 1)
+			s.server.Serve(ctx, transport.Peer{ID: 99}, &wire.Request{Op: wire.OpList}, func(r *wire.Reply) { answers <- r })
+			cancel()
+			require.Equal(t, want, (<-answers).Code)
+		}
+	})
+}

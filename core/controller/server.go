@@ -15,6 +15,7 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -266,6 +267,8 @@ func (s *Server) Serve(ctx context.Context, peer transport.Peer, req *wire.Reque
 		err = tqerr.New(tqerr.Unimplemented, "unknown request %d; client and session are of different versions", req.Op)
 	case s.ctx.Err() != nil:
 		err = tqerr.New(tqerr.Unavailable, "the session is closing")
+	case c.client == nil && errors.Is(ctx.Err(), context.DeadlineExceeded): // of a client of the controller before this one
+		err = ctxError(ctx, req.Op.Public())
 	case c.client == nil:
 		err = errGone
 	}
