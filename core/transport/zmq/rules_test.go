@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -85,18 +86,25 @@ func TestManySmallMessagesAreNotDropped(t *testing.T) {
 	}}, defaultLimits)
 	c := dialed(t, s, 1)
 	hold := make(chan struct{})
+	proceed := sync.OnceFunc(func() { close(hold) })
+	t.Cleanup(proceed)
 	answers := make(chan error, n)
 	for i := range n {
 		c.Post(&wire.Request{Body: []byte("small")}, func(_ *wire.Reply, err error) {
 			if i == 0 {
-				<-hold // the client does not take its replies for a while either
+				<-hold // the client does not take its replies for a while either, nor sends what is left
 			}
 			answers <- err
 		})
 	}
+	require.Eventually(t, func() bool {
+		c.link.r.mu.Lock()
+		defer c.link.r.mu.Unlock()
+		return len(c.link.queue) == 0
+	}, time.Minute, time.Millisecond)
 	close(release)
-	require.Eventually(t, func() bool { return arrived.Load() == n }, 30*time.Second, time.Millisecond)
-	close(hold)
+	require.Eventually(t, func() bool { return arrived.Load() == n }, time.Minute, time.Millisecond)
+	proceed()
 	for range n {
 		require.NoError(t, <-answers)
 	}
