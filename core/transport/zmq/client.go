@@ -562,8 +562,13 @@ func (c *Conn) Done() <-chan struct{} { return c.done }
 
 // Close implements transport.Conn. Calls that wait fail with Unavailable.
 func (c *Conn) Close() error {
-	_ = c.lifeline.SetWriteDeadline(time.Now().Add(c.limits.greeting))
-	_, _ = c.lifeline.Write([]byte{goodbye})
+	c.mu.Lock()
+	lost := c.mu.err != nil
+	c.mu.Unlock()
+	if !lost { // the life of a lost one goes on, on another connection
+		_ = c.lifeline.SetWriteDeadline(time.Now().Add(c.limits.greeting))
+		_, _ = c.lifeline.Write([]byte{goodbye})
+	}
 	c.fail(nil)
 	c.wait()
 	return nil

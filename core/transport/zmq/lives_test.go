@@ -4,12 +4,14 @@ package zmq
 
 import (
 	"context"
+	"net"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"transferqueue/core/guard"
 	"transferqueue/core/internal/leaktest"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/transport"
@@ -46,6 +48,49 @@ func TestAPeerComesBackOrIsGone(t *testing.T) {
 	requireAlive(t, third)
 	require.NoError(t, third.Close())
 	require.Eventually(t, func() bool { return gone.Load() == 2 }, 5*time.Second, time.Millisecond)
+}
+
+// held is a lifeline that closes only when it may.
+type held struct {
+	net.Conn
+	may    chan struct{}
+	writes *atomic.Int32
+}
+
+func (h held) Close() error {
+	<-h.may
+	return h.Conn.Close()
+}
+
+func (h held) Write(p []byte) (int, error) {
+	h.writes.Add(1)
+	return h.Conn.Write(p)
+}
+
+// Who closes a connection because it was lost, to make another one, does not end its life at the server, also when it is quicker
+// than the end of the lifeline.
+func TestALostConnectionSaysNoGoodbye(t *testing.T) {
+	leaktest.Check(t)
+	l := defaultLimits
+	l.grace = time.Hour
+	s := run(t, serving{}, l)
+	first, err := Dial(t.Context(), s.Address(), token, 9, 0)
+	require.NoError(t, err)
+	lifeline := held{first.lifeline, make(chan struct{}), &atomic.Int32{}}
+	first.mu.Lock()
+	first.lifeline = lifeline
+	first.mu.Unlock()
+	guard.Go("test: the connection is lost", func() { first.fail(nil) })
+	<-first.Done()
+	closed := make(chan error, 1)
+	guard.Go("test: close", func() { closed <- first.Close() })
+	close(lifeline.may)
+	require.NoError(t, <-closed)
+	require.Zero(t, lifeline.writes.Load())
+	next, err := Dial(t.Context(), s.Address(), token, 9, first.Life())
+	require.NoError(t, err)
+	require.True(t, next.Resumed())
+	require.NoError(t, next.Close())
 }
 
 // Whoever takes nothing loses its connection, and only it.
