@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDict
 
 from processes import Nursery, until
-from transfer_queue import _calls, _requests, _session, errors
+from transfer_queue import _calls, _controller_requests, _session, errors
 from transfer_queue._unit import UnitHost
 
 MIB = 1 << 20
@@ -39,7 +39,7 @@ class Disks:
         child = self.nursery.start(_hosts, name, limit, {"ssd_offload": offload, **storage})
         self.children.append(child)
         session = _session.current()
-        _calls.run(session.handle, _requests.join_units(session, [child.recv()]))
+        _calls.run(session.handle, _controller_requests.join_units([child.recv()], session.timeout_s))
 
     def sums(self, *names: str) -> tuple[int, ...]:
         """Counters over all units."""
