@@ -283,9 +283,9 @@ def test_a_process_is_in_one_namespace_at_a_time(tq: Any) -> None:
     from omegaconf import OmegaConf
 
     tq.kv_put("a", "p", tag={})
-    for conf in ({"namespace": "other"}, OmegaConf.create({"namespace": "other"})):
+    for wrong in ({"namespace": "other"}, OmegaConf.create({"namespace": "other"})):
         with pytest.raises(errors.InvalidStateError, match=r"namespace 'default'.*'other'"):
-            tq.init(conf)
+            tq.init(wrong)
     for conf in (None, {}, {"namespace": "default"}, tq.init()):
         tq.init(conf)
         assert list(tq.kv_list()) == ["p"]
