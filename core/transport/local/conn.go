@@ -10,9 +10,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"transferqueue/core/guard"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/transport"
+	"transferqueue/core/transport/internal/servers"
 	"transferqueue/core/wire"
 )
 
@@ -102,7 +102,7 @@ func (c *conn) serve(f *wire.Frame) bool {
 	case wire.FrameRequest:
 		return c.request(f)
 	case wire.FrameNotify:
-		c.handle(c.ctx, requestOf(f), func(*wire.Reply) {})
+		servers.Handle(c.ctx, c.server.handler, c.peer, requestOf(f), func(*wire.Reply) {})
 		return true
 	case wire.FrameCancel:
 		if cancel := c.take(f.ID); cancel != nil {
@@ -133,7 +133,7 @@ func (c *conn) request(f *wire.Frame) bool {
 		cancel()
 		return false
 	}
-	c.handle(ctx, requestOf(f), func(r *wire.Reply) { c.reply(id, r) })
+	servers.Handle(ctx, c.server.handler, c.peer, requestOf(f), func(r *wire.Reply) { c.reply(id, r) })
 	return true
 }
 
@@ -153,21 +153,6 @@ func (c *conn) idle() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.mu.calls) == 0
-}
-
-// handle calls the handler. A panic in it, and a library that is poisoned already, give an Internal reply.
-func (c *conn) handle(ctx context.Context, req *wire.Request, reply func(*wire.Reply)) {
-	err := guard.Poisoned()
-	if err == nil {
-		err = func() (err error) {
-			defer guard.Recover(&err)
-			c.server.handler.Serve(ctx, c.peer, req, reply)
-			return nil
-		}()
-	}
-	if err != nil {
-		reply(wire.ErrorReply(err))
-	}
 }
 
 // take removes a request; nil when it was replied to or cancelled before.

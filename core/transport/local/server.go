@@ -18,12 +18,12 @@ import (
 	"os"
 	"sync"
 	"syscall"
-	"time"
 
 	"transferqueue/core/guard"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/transport"
 	"transferqueue/core/transport/internal/roster"
+	"transferqueue/core/transport/internal/servers"
 	"transferqueue/core/wire"
 )
 
@@ -107,27 +107,10 @@ func removeStale(path string) error {
 	return nil
 }
 
-// accept takes connections. When the process has no descriptor left it waits and tries again: clients queue meanwhile.
+// accept takes connections.
 func (s *Server) accept() {
 	defer s.running.Done()
-	pause := time.Millisecond
-	for {
-		sock, err := s.listener.AcceptUnix()
-		if err == nil {
-			pause = time.Millisecond
-			s.start(sock)
-			continue
-		}
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
-		select {
-		case <-time.After(pause):
-			pause = min(2*pause, time.Second)
-		case <-s.stop:
-			return
-		}
-	}
+	servers.Accept(s.listener.AcceptUnix, s.stop, s.start)
 }
 
 // start serves a connection on a goroutine of its own.

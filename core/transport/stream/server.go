@@ -14,6 +14,7 @@ import (
 	"transferqueue/core/guard"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/transport"
+	"transferqueue/core/transport/internal/servers"
 )
 
 // Listener takes connections whose first bytes are a ticket of its own. Its methods may be called from any goroutine.
@@ -99,26 +100,10 @@ func (s *Listener) remove(number [ticketSize]byte) *ticket {
 	return t
 }
 
-// accept takes connections. When the process has no descriptor left it waits and tries again.
+// accept takes connections.
 func (s *Listener) accept() {
 	defer s.running.Done()
-	for pause := time.Millisecond; ; {
-		conn, err := s.listener.AcceptTCP()
-		if err == nil {
-			pause = time.Millisecond
-			s.start(conn)
-			continue
-		}
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
-		select {
-		case <-time.After(pause):
-			pause = min(2*pause, time.Second)
-		case <-s.stop:
-			return
-		}
-	}
+	servers.Accept(s.listener.AcceptTCP, s.stop, s.start)
 }
 
 func (s *Listener) start(conn *net.TCPConn) {

@@ -19,6 +19,7 @@ import (
 	"transferqueue/core/tqerr"
 	"transferqueue/core/transport"
 	"transferqueue/core/transport/internal/roster"
+	"transferqueue/core/transport/internal/servers"
 	"transferqueue/core/transport/stream"
 	"transferqueue/core/wire"
 )
@@ -401,7 +402,7 @@ func (c *conn) serve(f *wire.Frame) bool {
 		c.request(f)
 		return true
 	case wire.FrameNotify:
-		c.handle(c.ctx, requestOf(f), func(*wire.Reply) {})
+		servers.Handle(c.ctx, c.server.handler, c.peer, requestOf(f), func(*wire.Reply) {})
 		return true
 	case wire.FrameCancel:
 		if cancel := c.take(f.ID); cancel != nil {
@@ -458,7 +459,7 @@ func (c *conn) request(f *wire.Frame) {
 		cancel()
 		return
 	}
-	c.handle(ctx, requestOf(f), func(r *wire.Reply) { c.reply(id, r) })
+	servers.Handle(ctx, c.server.handler, c.peer, requestOf(f), func(r *wire.Reply) { c.reply(id, r) })
 }
 
 // register notes a request. One that is being served already has come twice, and has one reply.
@@ -470,21 +471,6 @@ func (c *conn) register(id uint64, cancel context.CancelFunc) bool {
 	}
 	c.mu.calls[id] = cancel
 	return true
-}
-
-// handle calls the handler. A panic in it, and a library that is poisoned already, give an Internal reply.
-func (c *conn) handle(ctx context.Context, req *wire.Request, reply func(*wire.Reply)) {
-	err := guard.Poisoned()
-	if err == nil {
-		err = func() (err error) {
-			defer guard.Recover(&err)
-			c.server.handler.Serve(ctx, c.peer, req, reply)
-			return nil
-		}()
-	}
-	if err != nil {
-		reply(wire.ErrorReply(err))
-	}
 }
 
 // take removes a request; nil when it was replied to or cancelled before.
