@@ -8,11 +8,11 @@ import (
 	"sync"
 	"time"
 
-	"transferqueue/core/guard"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/transport"
 	"transferqueue/core/transport/internal/failure"
 	"transferqueue/core/transport/internal/roster"
+	"transferqueue/core/transport/internal/servers"
 	"transferqueue/core/wire"
 )
 
@@ -216,22 +216,12 @@ func (c *Conn) Notify(req *wire.Request) error {
 	return nil
 }
 
-// serve calls the handler. A panic in it, and a library that is poisoned already, give an Internal reply.
+// serve calls the handler, unless the connection is closed.
 func (c *Conn) serve(ctx context.Context, req *wire.Request, reply func(*wire.Reply)) {
 	if c.ctx.Err() != nil {
 		return
 	}
-	err := guard.Poisoned()
-	if err == nil {
-		err = func() (err error) {
-			defer guard.Recover(&err)
-			c.server.handler.Serve(ctx, c.peer, req, reply)
-			return nil
-		}()
-	}
-	if err != nil {
-		reply(wire.ErrorReply(err))
-	}
+	servers.Handle(ctx, c.server.handler, c.peer, req, reply)
 }
 
 // Segment implements transport.Conn.

@@ -1,4 +1,4 @@
-// Package servers has what the servers of all transports over sockets do in the same way.
+// Package servers has what the servers of several transports do in the same way.
 package servers
 
 import (
