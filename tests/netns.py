@@ -71,11 +71,11 @@ class Host:
         self._processes.append(process)
         return process
 
-    def run(self, source: str, timeout: float = 120, **extra: str) -> str:
+    def run(self, source: str, **extra: str) -> str:
         """Run a program there to its end; returns its output."""
         process = self.start("-c", source, **extra)
         try:
-            output, _ = process.communicate(timeout=timeout)
+            output, _ = process.communicate(timeout=120)
         finally:
             process.kill()
         assert process.returncode == 0, f"exit {process.returncode} on {self.namespace}:\n{output}"
