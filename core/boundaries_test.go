@@ -163,6 +163,26 @@ func TestOnlyCapiUsesCgo(t *testing.T) {
 	}
 }
 
+// Hosts have different clocks, and that of a host may jump: what is told or kept are durations.
+func TestNobodyReadsTheTimeOfDay(t *testing.T) {
+	reads := []string{"Unix", "UnixNano", "UnixMicro", "UnixMilli"}
+	times := 0
+	for _, s := range sources(t) {
+		if strings.HasSuffix(s.path, "_test.go") || !s.imports("time") {
+			continue
+		}
+		times++
+		ast.Inspect(s.file, func(n ast.Node) bool {
+			if call, ok := n.(*ast.CallExpr); ok {
+				of, isMethod := call.Fun.(*ast.SelectorExpr)
+				require.False(t, isMethod && len(call.Args) == 0 && slices.Contains(reads, of.Sel.Name), "%s", s.set.Position(n.Pos()))
+			}
+			return true
+		})
+	}
+	require.NotZero(t, times, "the scan finds who uses time")
+}
+
 // A panic ends the process unless its own goroutine recovers it.
 func TestGoroutinesStartThroughGuard(t *testing.T) {
 	tests := map[string]bool{}

@@ -37,6 +37,12 @@ def _ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True)
 
 
+def _clocks_differ() -> bool:
+    """Whether hosts can have clocks of their own: the monotonic ones, which tell how long a host has been up."""
+    probe = subprocess.run(["unshare", "--time", "--monotonic", "1", "true"], capture_output=True, check=False)
+    return probe.returncode == 0
+
+
 class Host:
     """A namespace with an address.
 
@@ -48,10 +54,12 @@ class Host:
     def __init__(self, namespace: str, number: int, folder: Path) -> None:
         self.namespace, self.address, self.folder = namespace, f"10.77.0.{number}", folder
         self._processes: list[subprocess.Popen[str]] = []
+        days = str(number * 86400)
+        self._clock = ["unshare", "--time", "--monotonic", days, "--boottime", days] if _clocks_differ() else []
 
     def command(self, *arguments: str) -> list[str]:
         """A command that runs there."""
-        return ["ip", "netns", "exec", self.namespace, *arguments]
+        return ["ip", "netns", "exec", self.namespace, *self._clock, *arguments]
 
     def environment(self, **extra: str) -> dict[str, str]:
         """The environment of processes there."""

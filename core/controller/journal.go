@@ -31,7 +31,7 @@ type journaling struct {
 	restored bool          // there was an earlier life
 	opening  bool          // what is done is not written down, because a state of all of it will be
 	turning  chan struct{} // has an element while nobody makes a turn
-	again    atomic.Int64  // earliest time of the next turn after one that failed, in nanoseconds
+	again    atomic.Int64  // earliest time of the next turn after one that failed, in nanoseconds since the start
 }
 
 // outcome is the answer to the latest request of a lane of a client, which may come again.
@@ -264,7 +264,7 @@ const turnPause = time.Second
 // turnSoon begins a turn, unless one runs or has just failed.
 func (s *Server) turnSoon() {
 	j := s.journal
-	if time.Now().UnixNano() < j.again.Load() || s.ctx.Err() != nil {
+	if time.Since(s.started) < time.Duration(j.again.Load()) || s.ctx.Err() != nil {
 		return
 	}
 	select {
@@ -275,7 +275,7 @@ func (s *Server) turnSoon() {
 	started := j.start("controller journal", func() {
 		defer func() { j.turning <- struct{}{} }()
 		if s.turn(s.ctx) != nil {
-			j.again.Store(time.Now().Add(turnPause).UnixNano())
+			j.again.Store(int64(time.Since(s.started) + turnPause))
 		}
 	})
 	if !started {

@@ -298,7 +298,7 @@ func (c *call) summary() (any, error) {
 	s.clients.Lock()
 	clients := len(s.clients.byID)
 	s.clients.Unlock()
-	reply := &wire.StatusSummary{Version: s.opts.Version, PID: s.opts.PID, Started: s.started.Unix(), Clients: clients}
+	reply := &wire.StatusSummary{Version: s.opts.Version, PID: s.opts.PID, Uptime: int64(time.Since(s.started).Seconds()), Clients: clients}
 	s.mu.RLock()
 	for _, p := range s.mu.cat.Summary() {
 		reply.Partitions = append(reply.Partitions, wire.PartitionSummary{

@@ -17,14 +17,16 @@ import (
 
 const (
 	// redialFor is how long a client whose connection broke tries to get another one before its requests fail.
-	redialFor   = 3 * time.Second
-	redialPause = 20 * time.Millisecond
+	redialFor = 3 * time.Second
+	// silentRedialFor is that when its end was a silence, which takes four seconds to be noticed.
+	silentRedialFor = 750 * time.Millisecond
+	redialPause     = 20 * time.Millisecond
 	// curveInline is how much payload travels in messages that CURVE encrypts, at a hundredth of the speed of a stream.
 	curveInline = 4 << 10
 )
 
-// listen serves clients of other hosts.
-func (s *Session) listen(cfg *Config) error {
+// listen serves clients of other hosts, and notes how they reach the session.
+func (s *Session) listen(cfg *Config, info *Info) error {
 	own, public, err := ownCredentials(cfg)
 	if err != nil {
 		return err
@@ -32,7 +34,7 @@ func (s *Session) listen(cfg *Config) error {
 	if s.remote, err = zmq.Listen(cfg.Listen, cfg.PayloadPort, own, s.server); err != nil {
 		return err
 	}
-	s.Info.Address, s.Info.Key = s.remote.Address(), public.Key
+	info.Address, info.Key = s.remote.Address(), public.Key
 	return nil
 }
 
@@ -83,18 +85,30 @@ type redialer struct {
 	address string
 	given   zmq.Credentials
 	id      uint64
-	life    uint64
+	last    *zmq.Conn // nil: there was none yet
 	session string
 	restart time.Duration // how long the session may take to be started again; 0: it will not be
 }
 
 func (r *redialer) dial(ctx context.Context) (*zmq.Conn, error) {
-	conn, err := zmq.Dial(ctx, r.address, r.given, r.id, r.life)
+	life := uint64(0)
+	if r.last != nil {
+		life = r.last.Life()
+	}
+	conn, err := zmq.Dial(ctx, r.address, r.given, r.id, life)
 	if err != nil {
 		return nil, err
 	}
-	r.life = conn.Life()
+	r.last = conn
 	return conn, nil
+}
+
+// patience is how long to try to connect, so that requests fail within five seconds after the other side has vanished.
+func (r *redialer) patience() time.Duration {
+	if r.last != nil && r.last.Silent() {
+		return silentRedialFor
+	}
+	return redialFor
 }
 
 // dialUntil tries as long as nobody answers and ctx lasts; the last error says why.
@@ -127,7 +141,7 @@ func silence(ctx context.Context, err error) error {
 
 // redial finds the same session again. One that goes on after its owner has died is asked whether it is the same.
 func (r *redialer) redial(ctx context.Context) (transport.Conn, error) {
-	short, cancel := context.WithTimeout(ctx, max(redialFor, r.restart))
+	short, cancel := context.WithTimeout(ctx, max(r.patience(), r.restart))
 	defer cancel()
 	for {
 		conn, err := r.dialUntil(short)
@@ -163,7 +177,7 @@ func dialUnit(ctx context.Context, at *wire.UnitAddress) (remote.Conn, error) {
 	}
 	r := &redialer{address: at.Address, given: zmq.Credentials{Token: at.Token(), Key: at.Key}, id: client.NewID()}
 	dial := func(ctx context.Context) (remote.Link, error) {
-		short, cancel := context.WithTimeout(ctx, redialFor)
+		short, cancel := context.WithTimeout(ctx, r.patience())
 		defer cancel()
 		conn, err := r.dialUntil(short)
 		if err != nil {

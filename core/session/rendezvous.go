@@ -152,18 +152,21 @@ func (p paths) write(r *rendezvous) error {
 	return nil
 }
 
-// unpublished is the socket of an owner without a rendezvous file. Its name says which process listens, so that one that
-// a dead process has left can be told; a namespace cannot begin with a dot.
-func (p paths) unpublished(session string) string {
-	return filepath.Join(p.dir, fmt.Sprintf(".%d.%s.sock", os.Getpid(), session[:8]))
-}
-
 // lastingMark begins the names of sockets at which one owner of a session with a journal listens after the other.
 const lastingMark = ".j"
 
-// lasting is the socket of an owner without a rendezvous file whose session goes on with the next owner.
-func (p paths) lasting(session string) string {
-	return filepath.Join(p.dir, fmt.Sprintf("%s.%s.sock", lastingMark, session[:8]))
+// socketOf is the socket of an owner. Without a rendezvous file its name says which process listens, so that one that a dead
+// process has left can be told, or, when the session goes on with the next owner, which session; a namespace cannot begin with a dot.
+func (p paths) socketOf(session string, published, goesOn bool) string {
+	short := session[:8]
+	switch {
+	case published:
+		return p.prefix + short + ".sock"
+	case goesOn:
+		return filepath.Join(p.dir, fmt.Sprintf("%s.%s.sock", lastingMark, short))
+	default:
+		return filepath.Join(p.dir, fmt.Sprintf(".%d.%s.sock", os.Getpid(), short))
+	}
 }
 
 func lasts(socket string) bool { return strings.HasPrefix(filepath.Base(socket), lastingMark+".") }

@@ -71,7 +71,8 @@ func ownCredentials(cfg *Config) (own, public zmq.Credentials, err error) {
 			"the server's key behind the token%s is not that of key file %s", from(cfg.TokenFile), cfg.KeyFile)
 	}
 	if len(given.Key) == 0 && cfg.TokenFile != "" {
-		err = replaceFile(cfg.TokenFile, append(public.Text(), '\n'))
+		err = placeFile(cfg.TokenFile, append(public.Text(), '\n'), os.Rename)
+		err = tqerr.Wrap(tqerr.IO, err, "token file %s, which is to get the server's key", cfg.TokenFile)
 	}
 	return own, public, err
 }
@@ -88,18 +89,17 @@ func serverKey(path string) ([]byte, error) {
 	if path == "" {
 		return nil, tqerr.New(tqerr.InvalidArgument, "security: curve needs a key file")
 	}
-	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if errors.Is(err, os.ErrExist) {
+	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+		return readServerKey(path)
+	}
+	key := make([]byte, zmq.KeySize)
+	_, _ = rand.Read(key) // never fails, says crypto/rand
+	err := placeFile(path, fmt.Appendf(nil, "%x\n", key), os.Link)
+	if errors.Is(err, os.ErrExist) { // somebody else has made one meanwhile
 		return readServerKey(path)
 	}
 	if err != nil {
 		return nil, tqerr.Wrap(tqerr.IO, err, "key file %s", path)
-	}
-	key := make([]byte, zmq.KeySize)
-	_, _ = rand.Read(key) // never fails, says crypto/rand
-	_, err = fmt.Fprintf(file, "%x\n", key)
-	if err = errors.Join(err, file.Close()); err != nil {
-		return nil, tqerr.Wrap(tqerr.IO, errors.Join(err, os.Remove(path)), "key file %s", path)
 	}
 	return key, nil
 }
@@ -136,18 +136,19 @@ func parseServerKey(text []byte) ([]byte, error) {
 	return key, nil
 }
 
-// replaceFile writes a private file in one step.
-func replaceFile(path string, content []byte) error {
+// placeFile writes a private file beside its place, and then puts it there with os.Rename, or with os.Link when there must be none: who
+// reads it finds all of it.
+func placeFile(path string, content []byte, place func(from, to string) error) error {
 	temp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
 	if err != nil {
-		return tqerr.Wrap(tqerr.IO, err, "token file %s, which is to get the server's key", path)
+		return err
 	}
 	_, err = temp.Write(content)
 	if err = errors.Join(err, temp.Close()); err == nil {
-		err = os.Rename(temp.Name(), path)
+		err = place(temp.Name(), path)
 	}
-	if err != nil {
-		return tqerr.Wrap(tqerr.IO, errors.Join(err, os.Remove(temp.Name())), "token file %s, which is to get the server's key", path)
+	if gone := os.Remove(temp.Name()); !errors.Is(gone, os.ErrNotExist) { // it is after a rename
+		err = errors.Join(err, gone)
 	}
-	return nil
+	return err
 }

@@ -82,7 +82,7 @@ func samples() []any {
 		&CreatedReply{Created: true},
 		&SnapshotReply{Known: true, Samples: *named, Tags: tag, Reserved: Ints{4}, Keys: keys(2), KeyIndexes: Ints{5, -1},
 			Fields: []SnapshotField{{Holders: Ints{5}, Column: varying}}, Tasks: []SnapshotTask{{Task: "t", Consumed: Ints{5}}}},
-		&StatusSummary{Version: "1", PID: 3, Started: 1 << 31, Units: []UnitInfo{unit},
+		&StatusSummary{Version: "1", PID: 3, Uptime: 1 << 31, Units: []UnitInfo{unit},
 			Partitions: []PartitionSummary{{Name: "a", Samples: 1, Fields: Strings{"f"}, Consumed: Ints{1}}}},
 		&MetricsReply{Uptime: 1 << 40, Resident: 1 << 30, Allocated: 3, Reusable: 1,
 			Requests:   []RequestMetrics{{Type: "KV_LIST", Errors: 1, Sum: 1 << 50, Buckets: Ints{1, 0, 2}, P99: 7}},

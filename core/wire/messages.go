@@ -459,7 +459,7 @@ type StoreConfigRequest struct {
 type StatusSummary struct {
 	Version    string
 	PID        int
-	Started    int64 // seconds since 1970
+	Uptime     int64 // seconds
 	Clients    int
 	Partitions []PartitionSummary
 	Units      []UnitInfo

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import time
 from typing import Any
 
 from transfer_queue import _calls, _session, config
@@ -131,11 +130,11 @@ def _summary() -> dict[str, Any]:
 
     session = _session.current()
     call = _calls.Call(Op.STATUS, b"", lambda reply: _calls.decode(reply.body), timeout=session.timeout_s)
-    version, pid, started, clients, partitions, units, *_ = _calls.run(session.handle, call)
+    version, pid, uptime, clients, partitions, units, *_ = _calls.run(session.handle, call)
     return {
         "version": version,
         "pid": pid,
-        "uptime_s": max(0, int(time.time()) - started),
+        "uptime_s": uptime,
         "clients": clients,
         "partitions": [_partition(row) for row in partitions or []],
         "units": [unit._asdict() for unit in unit_infos(units or [])],

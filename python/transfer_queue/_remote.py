@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -79,13 +80,18 @@ def own_token(namespace: str) -> bytes:
         return given.encode()
     path = token_file(namespace)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.exists():
+        return _private(path)
     fresh = new_token()
+    descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # readable by its user only
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(fresh + b"\n")
+        os.link(beside, path)  # whoever reads it finds all of it
     except FileExistsError:
         return _private(path)
-    with open(descriptor, "w") as file:
-        file.write(fresh.decode() + "\n")
+    finally:
+        os.unlink(beside)
     return fresh
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import textwrap
@@ -170,12 +171,70 @@ def test_a_cable_that_is_out_for_a_while(three: list[Host], served: Served) -> N
         gone = next(lines)
         assert gone[0] == "gone", gone
         assert home in " ".join(gone)
-        assert float(gone[1]) - pulled < 10, "keep-alives notice it, and then it is tried again"
+        assert float(gone[1]) - pulled < 5.5
     finally:
         away.plug(up=True)
     back = next(lines)
     assert back[:2] == ["back", "after"], f"it has kept what it holds: {back}"
     assert client.wait(20) == 0
+
+
+TURNS = (
+    PREAMBLE
+    + """
+keys = [f"k{i}" for i in range(16)]
+data = TensorDict({"x": rows(16, 1 << 20)}, batch_size=[16])
+try:
+    for turn in range(10000):
+        tq.kv_batch_put(keys, "p", data)
+        assert torch.equal(tq.kv_batch_get(keys[3], "p")["x"].unbind()[0], data["x"][3])
+        print("turn", turn, flush=True)
+except ConnectionError as error:
+    print(f"gone {time.time():.1f} {error}", flush=True)
+"""
+)
+
+
+@pytest.fixture
+def turning(three: list[Host]) -> Iterator[tuple[Served, Iterator[list[str]]]]:
+    """A session with one unit, on the second host, and a client on the third one that always has bytes under way."""
+    session = Served(three[0], three[1:2])
+    client = three[2].start("-c", TURNS, **session.environment)
+    lines = _lines(client)
+    assert next(line for line in lines if line == ["turn", "1"])
+    yield session, lines
+    client.kill()
+    session.end()
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_a_cable_that_is_pulled_under_a_large_put(
+    three: list[Host], turning: tuple[Served, Iterator[list[str]]], host: int
+) -> None:
+    """The controller's, or the unit's."""
+    session, lines = turning
+    pulled = time.time()
+    three[host].plug(up=False)
+    try:
+        gone = next(line for line in lines if line[0] != "turn")
+    finally:
+        three[host].plug(up=True)
+    assert gone[0] == "gone", gone
+    assert float(gone[1]) - pulled < 5.5
+    assert (session.address, three[1].namespace)[host] in " ".join(gone)
+
+
+def test_who_is_stopped_for_a_while_is_not_dead(turning: tuple[Served, Iterator[list[str]]]) -> None:
+    session, lines = turning
+    stopped = [session.controller, *session.units]
+    for process in stopped:
+        os.kill(process.pid, signal.SIGSTOP)
+    time.sleep(7)  # longer than it takes to notice that a host has vanished
+    for process in stopped:
+        os.kill(process.pid, signal.SIGCONT)
+    continued = time.time()
+    seen = [line for line in itertools.takewhile(lambda _: time.time() < continued + 2, lines) if line[0] != "turn"]
+    assert seen == []
 
 
 def test_a_unit_that_is_killed_and_started_again(three: list[Host], served: Served) -> None:

@@ -43,11 +43,15 @@ for line in sys.stdin:
 def _serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
     """A daemon, its address, and its key when it has one."""
     with program("-m", "transfer_queue", "serve", "--units", "2", *arguments) as process:
-        assert process.stdout is not None
-        first = process.stdout.readline()
-        found = re.search(r"at (tcp://[^\s,]+)(?:, key ([0-9a-f]{64}))?$", first.strip())
-        assert found, first + process.communicate(timeout=20)[0]
-        yield process, found[1], found[2] or ""
+        yield process, *_address_and_key(process)
+
+
+def _address_and_key(process: subprocess.Popen[str]) -> tuple[str, str]:
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    found = re.search(r"at (tcp://[^\s,]+)(?:, key ([0-9a-f]{64}))?$", first.strip())
+    assert found, first + process.communicate(timeout=20)[0]
+    return found[1], found[2] or ""
 
 
 @pytest.fixture
@@ -154,6 +158,37 @@ def test_a_restarted_daemon_has_the_same_key(runtime_dir: Path, monkeypatch: pyt
         )
     assert done.returncode == 1
     assert "default.token, so its clients want security: curve" in done.stderr, "no silent step back"
+
+
+def test_a_session_that_goes_on_from_its_journal_is_encrypted_as_before(
+    runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients and units, which only have the key of the controller that was killed, find the next one."""
+    import transfer_queue as tq
+
+    conf = tmp_path / "conf.json"
+    journal = {"durability": "relaxed", "path": str(tmp_path), "restart_wait_s": 60}
+    conf.write_text(json.dumps({"security": "curve", "controller": {"journal": journal}}))
+    owner = ("-m", "transfer_queue", "serve", "--units", "0", "--config", str(conf), "--listen")
+    with program(*owner, "tcp://127.0.0.1:0") as first:
+        address, key = _address_and_key(first)
+        with program("-m", "transfer_queue", "serve", "--join", address, "--units", "1") as unit:
+            assert unit.stdout is not None
+            assert any(line.startswith("serving 1 units") for line in unit.stdout)
+            monkeypatch.setenv("TQ_ADDRESS", address)
+            tq.init({"security": "curve"})
+            try:
+                tq.kv_put("a", "p", {"x": torch.ones(50_000)}, tag={"n": 1})
+                first.kill()
+                first.wait()
+                with program(*owner, address) as second:
+                    tq.kv_update("a", "p", {"x": torch.ones(50_000)}, "add")
+                    assert _address_and_key(second) == (address, key)
+                    assert tq.kv_batch_get("a", "p")["x"].unbind()[0].sum() == 100_000
+                    assert tq.kv_list("p") == {"p": {"a": {"n": 1}}}
+                    assert unit.poll() is None
+            finally:
+                tq.close()
 
 
 def test_configurations_that_cannot_be(runtime_dir: Path) -> None:

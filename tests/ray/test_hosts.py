@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,39 @@ def test_units_and_clients_of_all_hosts(cluster: Any) -> None:
     assert_nothing_left(cluster)
 
 
+def _mechanism(address: str) -> str:
+    """How connections to a port of ZeroMQ authenticate, as the greeting of ZMTP 3 says."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as sock, sock.makefile("rb") as answer:
+        sock.sendall(b"\xff" + bytes(7) + b"\x01\x7f\x03")
+        return answer.read(64)[12:32].rstrip(b"\0").decode()
+
+
+@pytest.mark.timeout(180)
+def test_everything_between_hosts_is_encrypted(cluster: Any) -> None:
+    import transfer_queue as tq
+
+    conf = tq.init({"security": "curve", "backend": {"SimpleStorage": {"num_data_storage_units": 3}}})
+    try:
+        remote = cluster.remote(Worker)
+        workers = {host: remote.options(num_cpus=0, resources={host: 1}).remote() for host in HOSTS}
+        _, controller = cluster.get(workers["host-b"].host.remote())
+        units = [unit.to_addr("requests") for unit in conf.backend.SimpleStorage.zmq_info.values()]
+        assert [_mechanism(address) for address in [controller, *units]] == ["CURVE"] * 4
+        for width in (3, 300_000):
+            for host, worker in workers.items():
+                cluster.get(worker.put.remote(host, width, 2.0))
+                for reader in workers.values():
+                    assert cluster.get(reader.total.remote(host)) == 2.0 * width
+            cluster.get(workers["host-b"].add.remote("host-c", width))
+            assert float(tq.kv_batch_get("host-c", "p")["x"].unbind()[0].double().sum()) == 3.0 * width
+        for worker in workers.values():
+            cluster.kill(worker)
+    finally:
+        tq.close()
+    assert_nothing_left(cluster)
+
+
 @pytest.mark.timeout(180)
 def test_a_unit_of_another_host_that_dies_is_named(cluster: Any) -> None:
     import transfer_queue as tq
@@ -127,6 +161,6 @@ def test_a_unit_of_another_host_that_dies_is_named(cluster: Any) -> None:
         cluster.kill(worker)
     finally:
         tq.close()
-    for socket in Path(os.environ["TQ_RUNTIME_DIR"]).glob("*.u*.sock"):
-        socket.unlink()  # of the unit that was killed; the next unit of the host would do it
+    for left in Path(os.environ["TQ_RUNTIME_DIR"]).glob("*.u*.sock"):
+        left.unlink()  # of the unit that was killed; the next unit of the host would do it
     assert_nothing_left(cluster)

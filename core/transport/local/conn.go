@@ -5,7 +5,6 @@ import (
 	"context"
 	"io"
 	"net"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -25,18 +24,13 @@ type conn struct {
 	sock   *net.UnixConn
 	sender *sender
 	peer   transport.Peer
+	calls  *servers.Calls  // since the hello
 	ctx    context.Context // ends with the connection
 	cancel context.CancelFunc
-	mu     struct {
-		sync.Mutex
-		// calls has the requests that may still be replied to. Who removes one has the right to reply.
-		calls map[uint64]context.CancelFunc
-	}
 }
 
 func newConn(s *Server, sock *net.UnixConn) (*conn, error) {
 	c := &conn{server: s, sock: sock}
-	c.mu.calls = map[uint64]context.CancelFunc{}
 	var err error
 	c.sender, err = newSender(sock, s.limits, func(error) { _ = sock.Close() })
 	if err != nil {
@@ -55,7 +49,7 @@ func (c *conn) run() {
 	c.server.roster.Join(c.peer)
 	defer c.server.roster.Leave(c.peer, 0)
 	defer c.end()
-	if c.sender.send(&wire.Frame{Type: wire.FrameWelcome, ID: c.server.session, Sequence: wire.Version}, false) != nil {
+	if c.sender.Send(&wire.Frame{Type: wire.FrameWelcome, ID: c.server.session, Sequence: wire.Version}, false) != nil {
 		return
 	}
 	r := bufio.NewReaderSize(c.sock, readBuffer)
@@ -78,12 +72,13 @@ func (c *conn) greet() bool {
 	}
 	if err != nil {
 		text := []byte(err.Error())
-		_ = c.sender.send(&wire.Frame{Type: wire.FrameWelcome, Op: uint16(tqerr.CodeOf(err)), Sequence: wire.Version,
+		_ = c.sender.Send(&wire.Frame{Type: wire.FrameWelcome, Op: uint16(tqerr.CodeOf(err)), Sequence: wire.Version,
 			Body: text[:min(len(text), wire.MaxGreeting)]}, false)
 		return false
 	}
 	_ = c.sock.SetReadDeadline(time.Time{})
 	c.peer = transport.Peer{ID: hello.ID, PID: pid, Local: true}
+	c.calls = servers.NewCalls(c.server.handler, c.peer)
 	return true
 }
 
@@ -91,23 +86,19 @@ func (c *conn) greet() bool {
 func (c *conn) end() {
 	_ = c.sock.Close()
 	c.cancel()
-	c.mu.Lock()
-	c.mu.calls = nil
-	c.mu.Unlock()
+	c.calls.End()
 }
 
 // serve handles one frame and reports whether the connection goes on.
 func (c *conn) serve(f *wire.Frame) bool {
 	switch f.Type {
 	case wire.FrameRequest:
-		return c.request(f)
+		return c.calls.Serve(c.ctx, f, c.reply)
 	case wire.FrameNotify:
-		servers.Handle(c.ctx, c.server.handler, c.peer, requestOf(f), func(*wire.Reply) {})
+		c.calls.Notified(c.ctx, f)
 		return true
 	case wire.FrameCancel:
-		if cancel := c.take(f.ID); cancel != nil {
-			cancel()
-		}
+		c.calls.Cancel(f.ID)
 		return true
 	case wire.FrameSegment:
 		return c.segment(f)
@@ -116,68 +107,13 @@ func (c *conn) serve(f *wire.Frame) bool {
 	}
 }
 
-func requestOf(f *wire.Frame) *wire.Request {
-	return &wire.Request{Op: wire.Op(f.Op), Sequence: f.Sequence, Ack: f.Ack, Timeout: f.Timeout, Body: f.Body, Payload: f.Payload}
-}
-
-func (c *conn) request(f *wire.Frame) bool {
-	id := f.ID
-	var ctx context.Context
-	var cancel context.CancelFunc
-	if f.Timeout > 0 {
-		ctx, cancel = context.WithTimeout(c.ctx, f.Timeout)
-	} else {
-		ctx, cancel = context.WithCancel(c.ctx)
-	}
-	if !c.register(id, cancel) {
-		cancel()
-		return false
-	}
-	servers.Handle(ctx, c.server.handler, c.peer, requestOf(f), func(r *wire.Reply) { c.reply(id, r) })
-	return true
-}
-
-// register notes a request; an id that is in use already is a mistake of the client.
-func (c *conn) register(id uint64, cancel context.CancelFunc) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if _, twice := c.mu.calls[id]; twice {
-		return false
-	}
-	c.mu.calls[id] = cancel
-	return true
-}
-
-// idle tells whether no request waits for its reply.
-func (c *conn) idle() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return len(c.mu.calls) == 0
-}
-
-// take removes a request; nil when it was replied to or cancelled before.
-func (c *conn) take(id uint64) context.CancelFunc {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	cancel := c.mu.calls[id]
-	delete(c.mu.calls, id)
-	return cancel
-}
-
-// reply sends the first reply to a request that the client still waits for. A reply beyond the limits of a frame becomes an
-// error reply; a client that does not read its replies loses the connection.
-func (c *conn) reply(id uint64, r *wire.Reply) {
-	cancel := c.take(id)
-	if cancel == nil {
-		return
-	}
-	cancel()
-	f := wire.Frame{Type: wire.FrameReply, Op: uint16(r.Code), ID: id, Body: r.Body, Payload: r.Payload}
+// reply sends a reply. One beyond the limits of a frame becomes an error reply; a client that does not read its replies loses the
+// connection.
+func (c *conn) reply(f *wire.Frame) {
 	if err := f.Check(); err != nil {
-		r = wire.ErrorReply(err)
-		f = wire.Frame{Type: wire.FrameReply, Op: uint16(r.Code), ID: id, Body: r.Body}
+		f = wire.ErrorReply(err).Frame(f.ID)
 	}
-	if c.sender.send(&f, true) != nil {
+	if c.sender.Send(f, true) != nil {
 		_ = c.sock.Close()
 	}
 }
@@ -185,7 +121,7 @@ func (c *conn) reply(id uint64, r *wire.Reply) {
 // segment answers with a descriptor beside the frame. Clients ask on a connection that they make for it: a descriptor is
 // lost when a plain read passes over it, and replies in between would tear the frame.
 func (c *conn) segment(f *wire.Frame) bool {
-	if !c.idle() {
+	if !c.calls.Idle() {
 		return false
 	}
 	fd, size, err := c.server.handler.Segment(uint32(f.ID), uint32(f.Sequence))

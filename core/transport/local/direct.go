@@ -88,8 +88,8 @@ type directPending struct {
 func (d *Direct) Begin(ctx context.Context, req *wire.Request) transport.Pending {
 	p := &directPending{d: d, started: time.Now(), stop: context.AfterFunc(ctx, d.end)}
 	d.last++
-	f := &wire.Frame{Type: wire.FrameRequest, Op: uint16(req.Op), ID: d.last, Sequence: req.Sequence, Ack: req.Ack,
-		Timeout: req.Timeout, Body: req.Body, Payload: req.Payload}
+	f := req.Frame(wire.FrameRequest)
+	f.ID = d.last
 	if err := wire.WriteFrame(socketWriter(d.fd), f); err != nil {
 		p.err = d.lost(ctx, p.started, err)
 	}
@@ -102,7 +102,7 @@ func (d *Direct) lost(ctx context.Context, started time.Time, cause error) error
 	if ctx.Err() != nil {
 		return failure.Ended(ctx, started)
 	}
-	if hasCode(cause) && tqerr.CodeOf(cause) != tqerr.Corruption {
+	if failure.Coded(cause) && tqerr.CodeOf(cause) != tqerr.Corruption {
 		return cause
 	}
 	return failure.Lost(d.path, cause)
@@ -137,7 +137,7 @@ func (p *directPending) Wait(ctx context.Context) (*wire.Reply, error) {
 	if err != nil {
 		return nil, d.lost(ctx, p.started, err)
 	}
-	reply := &wire.Reply{Code: tqerr.Code(f.Op), Body: f.Body, Payload: f.Payload}
+	reply := f.Reply()
 	if err := reply.Err(); err != nil {
 		return nil, err
 	}

@@ -16,8 +16,8 @@ import (
 // happens once per segment and client.
 func (c *Conn) Segment(ctx context.Context, unit, segment uint32) (fd int, size int64, err error) {
 	select {
-	case <-c.done:
-		return -1, 0, c.why()
+	case <-c.Done():
+		return -1, 0, c.Why()
 	default:
 	}
 	started := time.Now()
@@ -35,7 +35,7 @@ func (c *Conn) Segment(ctx context.Context, unit, segment uint32) (fd int, size 
 	if ctx.Err() != nil {
 		return -1, 0, failure.Ended(ctx, started)
 	}
-	if !hasCode(err) {
+	if !failure.Coded(err) {
 		err = failure.Lost(c.address(), err)
 	}
 	return -1, 0, err

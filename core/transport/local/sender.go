@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"transferqueue/core/guard"
-	"transferqueue/core/tqerr"
+	"transferqueue/core/transport/internal/calls"
 	"transferqueue/core/wire"
 )
 
@@ -32,9 +32,6 @@ const (
 	// chunkSize is the least memory that is taken for frames that wait, so that small ones share it.
 	chunkSize = 64 << 10
 )
-
-// errFull says that more waits for the peer than the limit allows.
-var errFull = tqerr.New(tqerr.ResourceExhausted, "the peer does not read what is sent to it")
 
 // sender writes frames to a socket and never blocks: what the socket does not take at once is copied and written by a
 // goroutine of its own, which exists only while something waits. So whoever replies writes itself, without a hop, and a
@@ -88,9 +85,8 @@ func (s *sender) tryLocked(fd uintptr) bool {
 	}
 }
 
-// send writes a frame or queues it. With limited, a frame that has to wait behind too many others is refused with
-// errFull and nothing of it is sent. The frame's bytes may be reused when it returns.
-func (s *sender) send(f *wire.Frame, limited bool) error {
+// Send implements calls.Sender: it writes a frame or queues it.
+func (s *sender) Send(f *wire.Frame, limited bool) error {
 	if err := f.Check(); err != nil {
 		return err
 	}
@@ -112,7 +108,7 @@ func (s *sender) queueLocked(f *wire.Frame, limited bool) error {
 		return s.mu.err
 	}
 	if limited && s.mu.queued > 0 && s.mu.queued+f.Size() > s.limits.queued {
-		return errFull
+		return calls.ErrFull
 	}
 	s.keepLocked(f.AppendHeader(nil))
 	s.keepLocked(f.Body)
@@ -224,8 +220,8 @@ func (s *sender) signalLocked() {
 	}
 }
 
-// room returns a channel that is closed when bytes were written, and at once when none wait or the socket has failed.
-func (s *sender) room() <-chan struct{} {
+// Room implements calls.Sender.
+func (s *sender) Room() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mu.room == nil {

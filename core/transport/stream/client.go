@@ -33,7 +33,8 @@ func Open(ctx context.Context, address string, ticket, pin []byte) (net.Conn, er
 	if err != nil {
 		return nil, tqerr.Wrap(tqerr.Unavailable, err, "no stream to tcp://%s", address)
 	}
-	prepare(conn)
+	prepare(conn.(*net.TCPConn))
+	Watch(conn)
 	below := conn
 	stop := context.AfterFunc(ctx, func() { _ = below.SetDeadline(time.Unix(1, 0)) })
 	defer stop()

@@ -23,7 +23,10 @@ import (
 	"hash/crc32"
 	"io"
 	"net"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"transferqueue/core/tqerr"
 )
@@ -232,10 +235,26 @@ func totalOf(pieces [][]byte) (total uint64) {
 	return total
 }
 
-// prepare makes a connection notice within seconds that the other host is gone, and send small messages at once.
-func prepare(conn net.Conn) {
-	if c, ok := conn.(*net.TCPConn); ok {
-		_ = c.SetNoDelay(true)
-		_ = c.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: 2 * time.Second, Interval: time.Second, Count: 3})
+// A host that sends nothing for silence has vanished. The kernel asks it every second while nothing is on its way.
+const silence = 3500 * time.Millisecond
+
+// prepare makes a connection that waits for the other host notice within four seconds that it has vanished, and send small messages
+// at once.
+func prepare(conn *net.TCPConn) {
+	_ = conn.SetNoDelay(true)
+	_ = conn.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: time.Second, Interval: time.Second, Count: 3})
+}
+
+// Watch makes a connection notice that also while bytes are on their way. It ends as well when the other process takes no bytes for
+// as long, for a connection that can be replaced or that carries few.
+func Watch(conn net.Conn) {
+	c, ok := conn.(syscall.Conn)
+	if !ok {
+		return
+	}
+	if raw, err := c.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) {
+			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(silence.Milliseconds()))
+		})
 	}
 }

@@ -5,6 +5,7 @@ package zmq
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"io"
 	"net"
 	"strconv"
@@ -226,13 +227,51 @@ func TestANewerClient(t *testing.T) {
 	require.Contains(t, string(f.Body), "version 2")
 }
 
+func TestANewerServer(t *testing.T) {
+	leaktest.Check(t)
+	zctx, err := newContext()
+	require.NoError(t, err)
+	gate, err := zctx.NewSocket(zmq4.REP)
+	require.NoError(t, errors.Join(err, gate.Bind("inproc://zeromq.zap.01")))
+	router, err := zctx.NewSocket(zmq4.ROUTER)
+	require.NoError(t, errors.Join(err, router.SetPlainServer(1), router.SetZapDomain("tq"), router.Bind("tcp://127.0.0.1:*")))
+	bound, err := router.GetLastEndpoint()
+	require.NoError(t, err)
+	_, port, err := ParseAddress(strings.TrimRight(bound, "\x00"))
+	require.NoError(t, err)
+	for _, sock := range []*zmq4.Socket{gate, router} {
+		require.NoError(t, errors.Join(sock.SetRcvtimeo(10*time.Second), sock.SetLinger(0)))
+	}
+	served := make(chan error, 1)
+	go func() {
+		asked, err := gate.RecvMessageBytes(0)
+		if err == nil {
+			_, err = gate.SendMessage(judge(asked, asked[zapMechanism:]))
+		}
+		var hello [][]byte
+		if err == nil {
+			hello, err = router.RecvMessageBytes(0)
+		}
+		if err == nil {
+			_, err = router.SendMessage(hello[0], (&wire.Frame{Type: wire.FrameWelcome, ID: 1, Sequence: wire.Version + 1}).Append(nil))
+		}
+		served <- err
+	}()
+	address := scheme + join("127.0.0.1", port)
+	_, err = Dial(t.Context(), address, token, 1, 0)
+	require.Equal(t, tqerr.VersionMismatch, tqerr.CodeOf(err), "%v", err)
+	require.ErrorContains(t, err, address)
+	require.ErrorContains(t, err, "version 2")
+	require.NoError(t, errors.Join(<-served, gate.Close(), router.Close(), zctx.Term()))
+}
+
 func TestTickets(t *testing.T) {
 	leaktest.Check(t)
 	l := defaultLimits
 	l.greeting = 500 * time.Millisecond
 	s := run(t, serving{}, l)
 	c := dialed(t, s, 1)
-	reply, err := c.begin(t.Context(), &wire.Frame{Type: wire.FrameTicket}).Wait(t.Context())
+	reply, err := c.BeginFrame(t.Context(), &wire.Frame{Type: wire.FrameTicket}).Wait(t.Context())
 	require.NoError(t, err)
 	first, err := stream.Open(t.Context(), c.payload, reply.Body, nil)
 	require.NoError(t, err)
@@ -242,7 +281,7 @@ func TestTickets(t *testing.T) {
 	require.ErrorContains(t, err, "tcp://"+c.payload)
 	require.ErrorContains(t, err, "was used already")
 
-	reply, err = c.begin(t.Context(), &wire.Frame{Type: wire.FrameTicket}).Wait(t.Context())
+	reply, err = c.BeginFrame(t.Context(), &wire.Frame{Type: wire.FrameTicket}).Wait(t.Context())
 	require.NoError(t, err)
 	_, err = stream.Open(t.Context(), c.payload, make([]byte, len(reply.Body)), nil)
 	require.Equal(t, tqerr.NotFound, tqerr.CodeOf(err), "a guess")

@@ -44,6 +44,9 @@ func (*Conn) Post(_ *wire.Request, done func(*wire.Reply, error)) { done(nil, er
 // ReceiveFrom gives Unimplemented.
 func (*Conn) ReceiveFrom(context.Context, transport.Grant, int64, [][]byte) error { return errDisabled }
 
+// Silent is false.
+func (*Conn) Silent() bool { return false }
+
 // Life is 0.
 func (*Conn) Life() uint64 { return 0 }
 

@@ -76,9 +76,9 @@ func TestALostConnectionSaysNoGoodbye(t *testing.T) {
 	s := run(t, serving{}, l)
 	first, err := Dial(t.Context(), s.Address(), token, 9, 0)
 	require.NoError(t, err)
-	lifeline := held{first.lifeline, make(chan struct{}), &atomic.Int32{}}
+	lifeline := held{first.lifeline(), make(chan struct{}), &atomic.Int32{}}
 	first.mu.Lock()
-	first.lifeline = lifeline
+	first.mu.lifeline = lifeline
 	first.mu.Unlock()
 	guard.Go("test: the connection is lost", func() { first.fail(nil) })
 	<-first.Done()
@@ -136,10 +136,11 @@ func TestAServerThatStopsReading(t *testing.T) {
 	full := false
 	for range 10 {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-		p := c.begin(ctx, &wire.Frame{Type: wire.FrameRequest, Payload: payload})
-		full = full || p.unsent != nil
-		_, err := p.Wait(ctx)
+		_, err := c.Call(ctx, &wire.Request{Payload: payload})
 		cancel()
+		c.link.r.mu.Lock()
+		full = full || c.link.queued+len(payload) > l.queued
+		c.link.r.mu.Unlock()
 		require.Equal(t, tqerr.DeadlineExceeded, tqerr.CodeOf(err))
 	}
 	require.True(t, full, "what waits is bounded")

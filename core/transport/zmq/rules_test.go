@@ -46,8 +46,8 @@ func TestASocketBelongsToItsReactor(t *testing.T) {
 		}
 	}
 	require.Equal(t, []string{
-		"client.go open",                                                             // before the reactor starts, and in ending
-		"client.go watch",                                                            // before
+		"dial.go open",                                                               // before the reactor starts, and in ending
+		"dial.go watch",                                                              // before
 		"reactor.go discard", "reactor.go park", "reactor.go post", "reactor.go run", // the reactor itself
 		"server.go open", // before, and in receive of the gate
 	}, slices.Sorted(maps.Keys(found)))
@@ -61,15 +61,15 @@ func TestAMessageToNobodyIsRefused(t *testing.T) {
 	s := run(t, serving{}, defaultLimits)
 	c := dialed(t, s, 1)
 	nobody := &link{r: s.router, to: "nobody", limits: defaultLimits}
-	require.NoError(t, nobody.send(&wire.Frame{Type: wire.FrameReply}, true))
-	<-nobody.wait()
+	require.NoError(t, nobody.Send(&wire.Frame{Type: wire.FrameReply}, true))
+	<-nobody.Room()
 	require.Eventually(t, func() bool {
 		s.router.mu.Lock()
 		defer s.router.mu.Unlock()
 		return nobody.err != nil
 	}, 5*time.Second, time.Millisecond)
 	require.Equal(t, zmq4.Errno(syscall.EHOSTUNREACH), zmq4.AsErrno(nobody.err))
-	require.Equal(t, nobody.err, nobody.send(&wire.Frame{Type: wire.FrameReply}, true))
+	require.Equal(t, nobody.err, nobody.Send(&wire.Frame{Type: wire.FrameReply}, true))
 	requireAlive(t, c)
 }
 

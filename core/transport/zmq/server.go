@@ -15,11 +15,9 @@ import (
 
 	"github.com/pebbe/zmq4"
 
-	"transferqueue/core/guard"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/transport"
 	"transferqueue/core/transport/internal/roster"
-	"transferqueue/core/transport/internal/servers"
 	"transferqueue/core/transport/stream"
 	"transferqueue/core/wire"
 )
@@ -207,7 +205,7 @@ func (s *Server) welcome(to string, hello *wire.Frame) {
 		text := []byte(err.Error())
 		answer.Op, answer.Body = uint16(tqerr.CodeOf(err)), text[:min(len(text), wire.MaxGreeting)]
 	}
-	_ = l.send(answer, false)
+	_ = l.Send(answer, false)
 }
 
 // lost ends the connection behind a link that a message cannot be sent on.
@@ -245,6 +243,15 @@ func (s *Server) gone(peer transport.Peer) {
 	s.handler.Gone(peer)
 }
 
+// Ticket makes a ticket of a payload stream for somebody who has no connection to this server. The stream moves what lender
+// lends; it lives until either side or the server ends it.
+func (s *Server) Ticket(lender transport.Lender) wire.UnitTicket {
+	ticket := s.streams.Ticket(func(conn net.Conn) {
+		stream.Serve(conn, transport.Peer{}, lender, stream.Limits{Greeting: s.limits.greeting, Stall: s.limits.stall})
+	}, func() {})
+	return wire.UnitTicket{Port: s.streams.Port(), Ticket: ticket, Pin: s.pin}
+}
+
 // Close stops listening, ends all connections, and returns when every peer has been reported as gone. It may be called
 // twice.
 func (s *Server) Close() error {
@@ -270,232 +277,4 @@ func (s *Server) Close() error {
 func (s *Server) Descriptors() []int {
 	out := descriptors(s.streams.Sockets())
 	return append(out, socketsAt(func(own, _ string) bool { return own == strconv.Itoa(s.port) })...)
-}
-
-// conn is one connection of a server. The reactor sorts its messages; a goroutine of its own, which exists while there are
-// any, calls the handler.
-type conn struct {
-	server *Server
-	link   *link
-	peer   transport.Peer
-	wanted uint64 // the life that the peer wants to go on with
-	ctx    context.Context
-	cancel context.CancelFunc
-	mu     struct {
-		sync.Mutex
-		lifeline net.Conn // nil: not there yet, and nothing is served
-		ended    bool
-		inbox    []wire.Frame
-		working  bool
-		taken    taken
-		// calls has the requests that may still be replied to. Who removes one has the right to reply.
-		calls   map[uint64]context.CancelFunc
-		streams map[net.Conn]struct{}
-	}
-}
-
-func newConn(s *Server, l *link, peer transport.Peer, wanted uint64) *conn {
-	c := &conn{server: s, link: l, peer: peer, wanted: wanted}
-	c.ctx, c.cancel = context.WithCancel(context.Background())
-	c.mu.calls, c.mu.streams = map[uint64]context.CancelFunc{}, map[net.Conn]struct{}{}
-	return c
-}
-
-// Bytes on a lifeline.
-const (
-	aliveSize = 9   // of the answer to its ticket: whether the life goes on, and its number
-	goodbye   = 'b' // of the client, before it closes
-)
-
-// live is the connection from its lifeline's beginning to its end.
-func (c *conn) live(lifeline net.Conn) {
-	s := c.server
-	probe(lifeline)
-	defer s.forget(c)
-	defer c.cancel()
-	s.roster.Join(c.peer)
-	grace := s.limits.grace
-	defer func() { s.roster.Leave(c.peer, grace) }()
-	life, resumed := s.lifeOf(c.peer.ID, c.wanted)
-	c.mu.Lock()
-	c.mu.lifeline = lifeline
-	c.mu.Unlock()
-	defer c.end()
-	if _, err := lifeline.Write(alive(life, resumed)); err != nil {
-		return
-	}
-	var last [1]byte
-	if n, _ := lifeline.Read(last[:]); n == 1 && last[0] == goodbye {
-		grace = 0
-	}
-}
-
-// cut ends the connection, as a broken network would.
-func (c *conn) cut() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.mu.lifeline != nil {
-		_ = c.mu.lifeline.Close()
-	}
-}
-
-// end cancels what is being served, before the peer is reported as gone.
-func (c *conn) end() {
-	c.link.end(tqerr.New(tqerr.Unavailable, "the connection is gone"))
-	c.cancel()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.mu.ended, c.mu.calls, c.mu.inbox = true, nil, nil
-	_ = c.mu.lifeline.Close()
-	for stream := range c.mu.streams {
-		_ = stream.Close()
-	}
-}
-
-// receive queues a frame for the worker.
-func (c *conn) receive(f wire.Frame) {
-	if f.Type == wire.FrameCredit {
-		c.link.credit(f.Sequence)
-		return
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.mu.lifeline == nil || c.mu.ended {
-		return
-	}
-	c.mu.inbox = append(c.mu.inbox, f)
-	if !c.mu.working {
-		c.mu.working = true
-		guard.Go("zmq: serve a peer", c.work)
-	}
-}
-
-// work serves what has arrived, in its order.
-func (c *conn) work() {
-	for {
-		c.mu.Lock()
-		if len(c.mu.inbox) == 0 {
-			c.mu.inbox, c.mu.working = nil, false
-			c.mu.Unlock()
-			return
-		}
-		f := c.mu.inbox[0]
-		c.mu.inbox = c.mu.inbox[1:]
-		c.mu.Unlock()
-		ok := c.serve(&f)
-		c.mu.Lock()
-		credit := c.mu.taken.add(f.Size())
-		c.mu.Unlock()
-		if credit != nil {
-			c.link.tell(credit)
-		}
-		if !ok {
-			c.cut()
-		}
-	}
-}
-
-// serve handles one frame and reports whether the connection goes on.
-func (c *conn) serve(f *wire.Frame) bool {
-	switch f.Type {
-	case wire.FrameRequest:
-		c.request(f)
-		return true
-	case wire.FrameNotify:
-		servers.Handle(c.ctx, c.server.handler, c.peer, requestOf(f), func(*wire.Reply) {})
-		return true
-	case wire.FrameCancel:
-		if cancel := c.take(f.ID); cancel != nil {
-			cancel()
-		}
-		return true
-	case wire.FrameTicket:
-		ticket := c.server.streams.Ticket(c.stream, func() {})
-		return c.link.send(&wire.Frame{Type: wire.FrameReply, ID: f.ID, Body: ticket}, true) == nil
-	default:
-		return false
-	}
-}
-
-// stream serves a payload stream of the peer.
-func (c *conn) stream(conn net.Conn) {
-	lender, ok := c.server.handler.(transport.Lender)
-	c.mu.Lock()
-	if !ok || c.mu.ended {
-		c.mu.Unlock()
-		return
-	}
-	c.mu.streams[conn] = struct{}{}
-	c.mu.Unlock()
-	stream.Serve(conn, c.peer, lender, stream.Limits{Greeting: c.server.limits.greeting, Stall: c.server.limits.stall})
-	c.mu.Lock()
-	delete(c.mu.streams, conn)
-	c.mu.Unlock()
-}
-
-// Ticket makes a ticket of a payload stream for somebody who has no connection to this server. The stream moves what lender
-// lends; it lives until either side or the server ends it.
-func (s *Server) Ticket(lender transport.Lender) wire.UnitTicket {
-	ticket := s.streams.Ticket(func(conn net.Conn) {
-		stream.Serve(conn, transport.Peer{}, lender, stream.Limits{Greeting: s.limits.greeting, Stall: s.limits.stall})
-	}, func() {})
-	return wire.UnitTicket{Port: s.streams.Port(), Ticket: ticket, Pin: s.pin}
-}
-
-func requestOf(f *wire.Frame) *wire.Request {
-	return &wire.Request{Op: wire.Op(f.Op), Sequence: f.Sequence, Ack: f.Ack, Timeout: f.Timeout, Body: f.Body, Payload: f.Payload}
-}
-
-func (c *conn) request(f *wire.Frame) {
-	id := f.ID
-	var ctx context.Context
-	var cancel context.CancelFunc
-	if f.Timeout > 0 {
-		ctx, cancel = context.WithTimeout(c.ctx, f.Timeout)
-	} else {
-		ctx, cancel = context.WithCancel(c.ctx)
-	}
-	if !c.register(id, cancel) {
-		cancel()
-		return
-	}
-	servers.Handle(ctx, c.server.handler, c.peer, requestOf(f), func(r *wire.Reply) { c.reply(id, r) })
-}
-
-// register notes a request. One that is being served already has come twice, and has one reply.
-func (c *conn) register(id uint64, cancel context.CancelFunc) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if _, twice := c.mu.calls[id]; twice || c.mu.ended {
-		return false
-	}
-	c.mu.calls[id] = cancel
-	return true
-}
-
-// take removes a request; nil when it was replied to or cancelled before.
-func (c *conn) take(id uint64) context.CancelFunc {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	cancel := c.mu.calls[id]
-	delete(c.mu.calls, id)
-	return cancel
-}
-
-// reply sends the first reply to a request that the client still waits for. A reply beyond the limits of a message becomes
-// an error reply; a client that does not take its replies loses the connection.
-func (c *conn) reply(id uint64, r *wire.Reply) {
-	cancel := c.take(id)
-	if cancel == nil {
-		return
-	}
-	cancel()
-	err := c.link.send(&wire.Frame{Type: wire.FrameReply, Op: uint16(r.Code), ID: id, Body: r.Body, Payload: r.Payload}, true)
-	if tqerr.CodeOf(err) == tqerr.InvalidArgument {
-		r = wire.ErrorReply(err)
-		err = c.link.send(&wire.Frame{Type: wire.FrameReply, Op: uint16(r.Code), ID: id, Body: r.Body}, true)
-	}
-	if err != nil {
-		c.cut()
-	}
 }

@@ -5,9 +5,9 @@
 //
 // A connection begins with a hello, the first message behind the authentication. The welcome that answers it brings a
 // ticket, with which the client opens its lifeline: a stream that carries no payload and whose end is the end of the
-// connection, at both sides at once. ROUTER and DEALER say nothing of that themselves. The kernel watches the lifeline
-// with keep-alives, so a host that has vanished is noticed within five seconds; a process that is slow is not taken for a
-// dead one. The server then waits for some time whether the peer comes back under its id, and remembers meanwhile what it
+// connection, at both sides at once. ROUTER and DEALER say nothing of that themselves. The kernel watches the lifeline,
+// so a host that has vanished is noticed within four seconds; a process that is slow is not taken for a dead one, because its
+// kernel answers for it. The server then waits for some time whether the peer comes back under its id, and remembers meanwhile what it
 // has answered; a client that leaves says so on its lifeline.
 //
 // A socket belongs to one goroutine, the reactor, to which others hand their messages. It never blocks in ZeroMQ: it is
@@ -80,13 +80,6 @@ func ParseAddress(address string) (host string, port int, err error) {
 		host = "0.0.0.0"
 	}
 	return host, port, nil
-}
-
-// probe has the kernel notice within five seconds, timers included, that nothing comes back from the other end of a lifeline.
-func probe(lifeline net.Conn) {
-	if c, ok := lifeline.(*net.TCPConn); ok {
-		_ = c.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: time.Second, Interval: time.Second, Count: 3})
-	}
 }
 
 func join(host string, port int) string { return net.JoinHostPort(host, strconv.Itoa(port)) }

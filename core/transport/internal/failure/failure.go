@@ -3,6 +3,7 @@ package failure
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"transferqueue/core/tqerr"
@@ -21,4 +22,10 @@ func Ended(ctx context.Context, started time.Time) error {
 // Lost is the error of a call whose connection is gone. The cause may be nil.
 func Lost(address string, cause error) error {
 	return &tqerr.Error{Code: tqerr.Unavailable, Msg: "the connection to " + address + " is gone", Cause: cause}
+}
+
+// Coded tells an error of ours from a plain one, of a socket.
+func Coded(err error) bool {
+	var ours *tqerr.Error
+	return errors.As(err, &ours)
 }
