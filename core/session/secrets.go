@@ -84,16 +84,22 @@ func from(file string) string {
 	return " in " + file
 }
 
-// serverKey reads the secret key of an owner, and makes it when it is not there.
+// newKey is a secret key that nobody else has.
+func newKey() []byte {
+	key := make([]byte, zmq.KeySize)
+	_, _ = rand.Read(key) // never fails, says crypto/rand
+	return key
+}
+
+// serverKey reads the secret key of an owner, and makes it when it is not there. Without a file it is of this session alone.
 func serverKey(path string) ([]byte, error) {
 	if path == "" {
-		return nil, tqerr.New(tqerr.InvalidArgument, "security: curve needs a key file")
+		return newKey(), nil
 	}
 	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
 		return readServerKey(path)
 	}
-	key := make([]byte, zmq.KeySize)
-	_, _ = rand.Read(key) // never fails, says crypto/rand
+	key := newKey()
 	err := placeFile(path, fmt.Appendf(nil, "%x\n", key), os.Link)
 	if errors.Is(err, os.ErrExist) { // somebody else has made one meanwhile
 		return readServerKey(path)

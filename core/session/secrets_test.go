@@ -56,6 +56,19 @@ func TestTheKeyIsMadeOnceAndGoesIntoTheTokenFile(t *testing.T) {
 	require.Len(t, after, 2, "nothing else is left")
 }
 
+func TestAKeyWithoutAFileIsOfOneSession(t *testing.T) {
+	cfg := ownerIn(t)
+	cfg.KeyFile, cfg.TokenFile = "", ""
+	own, public, err := ownCredentials(cfg)
+	require.NoError(t, err)
+	want, err := zmq.PublicKey(own.Key)
+	require.NoError(t, err)
+	require.Equal(t, want, public.Key)
+	other, _, err := ownCredentials(cfg)
+	require.NoError(t, err)
+	require.NotEqual(t, own.Key, other.Key)
+}
+
 func TestSecretsThatCannotBe(t *testing.T) {
 	key := strings.Repeat("0f", zmq.KeySize)
 	for name, c := range map[string]struct {
@@ -68,7 +81,6 @@ func TestSecretsThatCannotBe(t *testing.T) {
 		"a key without curve": {func(_ *testing.T, c *Config) {
 			c.Security, c.Token = "token", []byte(tokenText+" "+key)
 		}, tqerr.InvalidArgument, "n.token, so its clients want security: curve"},
-		"no key file":   {func(_ *testing.T, c *Config) { c.KeyFile = "" }, tqerr.InvalidArgument, "needs a key file"},
 		"no folder":     {func(_ *testing.T, c *Config) { c.KeyFile = filepath.Join(c.KeyFile, "x") }, tqerr.IO, "n.key/x"},
 		"garbage":       {func(t *testing.T, c *Config) { write(t, c.KeyFile, "garbage", 0o600) }, tqerr.InvalidArgument, "want one line with 64 hexadecimal"},
 		"half":          {func(t *testing.T, c *Config) { write(t, c.KeyFile, key[2:], 0o600) }, tqerr.InvalidArgument, "n.key"},

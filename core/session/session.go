@@ -66,7 +66,7 @@ type Config struct {
 	Token       []byte `msgpack:"token"`        // what clients of other hosts must know, see zmq.ParseToken
 	Security    string `msgpack:"security"`     // "curve": what crosses to other hosts is encrypted; "token", "": not
 	TokenFile   string `msgpack:"token_file"`   // of an owner: where Token is from, if from a file; CURVE's public key is added there
-	KeyFile     string `msgpack:"key_file"`     // of an owner with CURVE: its secret key, made when it is not there
+	KeyFile     string `msgpack:"key_file"`     // of an owner with CURVE: its secret key, made when it is not there; "": none
 }
 
 // Info tells how a session was opened.

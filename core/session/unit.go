@@ -1,7 +1,6 @@
 package session
 
 import (
-	"crypto/rand"
 	"errors"
 	"net"
 	"os"
@@ -57,8 +56,7 @@ func openUnit(cfg *Config, p paths) (_ *Session, err error) {
 	}
 	own := zmq.Credentials{Token: wire.UnitToken(secret)}
 	if cfg.Security == securityCurve {
-		own.Key = make([]byte, zmq.KeySize)
-		_, _ = rand.Read(own.Key) // never fails, says crypto/rand
+		own.Key = newKey()
 		if s.Info.Key, err = zmq.PublicKey(own.Key); err != nil {
 			return nil, err
 		}

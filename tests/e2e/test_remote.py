@@ -20,6 +20,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from attaching import attach
 from processes import Child, Nursery, program, until
 
 pytestmark = pytest.mark.skipif(os.environ.get("TQ_LIBZMQ") == "none", reason="built without libzmq")
@@ -186,38 +187,24 @@ def test_the_end_of_the_daemon_is_seen_and_its_restart_found(
             tq.close()
 
 
-def _attach(**environment: str) -> subprocess.CompletedProcess[str]:
-    code = "import transfer_queue as tq; tq.init({'client': {'timeout_s': 3}}); print(tq.kv_list())"
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, **environment},
-    )
-
-
 def test_tokens(daemon: tuple[subprocess.Popen[str], str], runtime_dir: Path, tmp_path: Path) -> None:
     _, address = daemon
     file = runtime_dir / "default.token"
     assert file.stat().st_mode & 0o777 == 0o600
     token = file.read_text().strip()
-    elsewhere = {"TQ_ADDRESS": address, "TQ_RUNTIME_DIR": str(tmp_path)}
     copied = tmp_path / "copied"
     copied.write_text(token + "\n")
-    for right in ({"TQ_TOKEN": token}, {"TQ_TOKEN_FILE": str(copied)}):
-        done = _attach(**elsewhere, **right)
-        assert (done.returncode, done.stdout) == (0, "{}\n"), done.stderr
-    for wrong, says in (
-        ({}, "set TQ_TOKEN"),
-        ({"TQ_TOKEN": "not-the-token-of-this-session"}, f"the token is not that of the session at {address}"),
-        ({"TQ_TOKEN": "short"}, "a token of 5 characters, want 16 to 255"),
-    ):
-        done = _attach(**elsewhere, **wrong)
-        assert done.returncode == 1
-        assert says in done.stderr.splitlines()[-1], done.stderr
-    assert token not in done.stdout + done.stderr
+    wrong = {
+        "": f"RuntimeError: init: {address} asks for a token: set TQ_TOKEN",
+        "not-the-token-of-this-session": f"ValueError: the token is not that of the session at {address}",
+        "short": "ValueError: a token of 5 characters, want 16 to 255",
+    }
+    given = [{"TQ_TOKEN": token}, {"TQ_TOKEN_FILE": str(copied)}, *({"TQ_TOKEN": text} for text in wrong)]
+    said = attach([({}, environment) for environment in given], TQ_ADDRESS=address, TQ_RUNTIME_DIR=str(tmp_path))
+    assert said[:2] == [": {}"] * 2
+    for got, want in zip(said[2:], wrong.values(), strict=True):
+        assert got.startswith(want)
+    assert token not in "".join(said)
 
 
 def _serve_fails(*arguments: str) -> str:

@@ -10,33 +10,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import torch
 from tensordict import TensorDict
 
+from attaching import attach
 from processes import program
 
 pytestmark = pytest.mark.skipif(os.environ.get("TQ_LIBZMQ") == "none", reason="built without libzmq")
-
-# Attaches once after the other, as the lines of its input say, and tells what came of it.
-ATTACH = """
-import json, os, sys, transfer_queue as tq
-for line in sys.stdin:
-    conf, environment = json.loads(line)
-    for name in ("TQ_TOKEN", "TQ_TOKEN_FILE"):
-        os.environ.pop(name, None)
-    os.environ.update(environment)
-    try:
-        tq.init({"client": {"timeout_s": 3}, **conf})
-        print(json.dumps(["", str(tq.kv_list())]))
-        tq.close()
-    except Exception as error:
-        kinds = [kind.__name__ for kind in (ValueError, ConnectionError) if isinstance(error, kind)]
-        print(json.dumps([*kinds, str(error)]))
-"""
 
 
 @contextmanager
@@ -58,21 +41,6 @@ def _address_and_key(process: subprocess.Popen[str]) -> tuple[str, str]:
 def daemon(runtime_dir: Path) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
     with _serving("--listen", "tcp://:0", "--security", "curve") as served:
         yield served
-
-
-def _attach(attempts: list[tuple[dict[str, Any], dict[str, str]]], **environment: str) -> list[str]:
-    """What each attempt, a configuration and variables of the environment, printed or was told."""
-    done = subprocess.run(
-        [sys.executable, "-c", ATTACH],
-        input="".join(json.dumps(attempt) + "\n" for attempt in attempts),
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-        env={**os.environ, **environment},
-    )
-    assert done.returncode == 0, done.stderr
-    return [": ".join(json.loads(line)) for line in done.stdout.splitlines()]
 
 
 @pytest.mark.parametrize("security", ["token", "curve"])
@@ -126,7 +94,7 @@ def test_token_and_key_files(daemon: tuple[subprocess.Popen[str], str, str], run
     attempts = [(conf, given) for given in right for conf in ({}, {"security": "curve"})]
     attempts += [({}, {"TQ_TOKEN": given}) for given in wrong]
     attempts.append(({"security": "curve"}, {"TQ_TOKEN": token}))
-    said = _attach(attempts, TQ_ADDRESS=address, TQ_RUNTIME_DIR=str(tmp_path))
+    said = attach(attempts, TQ_ADDRESS=address, TQ_RUNTIME_DIR=str(tmp_path))
     assert said[:4] == [": {}"] * 4
     for got, want in zip(said[4:8], wrong.values(), strict=True):
         assert got.startswith(want)
