@@ -323,7 +323,8 @@ def own_private(conf: Any, units_join: bool = False, listen: str = "") -> Sessio
     Args:
         conf: its configuration.
         units_join: no unit runs in this process; they run in others and join.
-        listen: ``tcp://HOST:PORT`` where other hosts reach it, with a token and a key of its own; the configuration comes first.
+        listen: ``tcp://HOST:PORT`` where other hosts reach it, with a token and a key of its own; the configuration
+            comes first.
     """
     _refuse_what_is_missing(conf)
     options = {**_options(conf, "own"), "unpublished": True, "config": packed_config(_unplaced(conf))}
