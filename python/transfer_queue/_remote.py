@@ -42,7 +42,7 @@ def token(namespace: str) -> bytes:
     else the contents of the token file.
 
     Raises:
-        InvalidStateError: there is neither.
+        InvalidStateError: there is neither, or others can read the file.
     """
     given = os.environ.get("TQ_TOKEN", "").strip()
     if given:
@@ -67,6 +67,8 @@ def key_file(namespace: str) -> Path:
 
 def _read(path: Path) -> bytes:
     with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_mode & 0o077:
+            raise InvalidStateError(f"token file {path} can be read by others, want mode 600", "init")
         found = file.read(_LONGEST + 1).strip()
     if not found or len(found) > _LONGEST:
         raise InvalidArgumentError(f"token file {path}: want one line with the token", "init")
@@ -81,7 +83,7 @@ def own_token(namespace: str) -> bytes:
     path = token_file(namespace)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.exists():
-        return _private(path)
+        return _read(path)
     fresh = new_token()
     descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # readable by its user only
     try:
@@ -89,7 +91,7 @@ def own_token(namespace: str) -> bytes:
             file.write(fresh + b"\n")
         os.link(beside, path)  # whoever reads it finds all of it
     except FileExistsError:
-        return _private(path)
+        return _read(path)
     finally:
         os.unlink(beside)
     return fresh
@@ -109,12 +111,6 @@ def machine() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return socket.gethostname()[:_LONGEST_ID]
-
-
-def _private(path: Path) -> bytes:
-    if path.stat().st_mode & 0o077:
-        raise InvalidStateError(f"token file {path} can be read by others, want mode 600", "init")
-    return _read(path)
 
 
 def facing(other: str) -> str:

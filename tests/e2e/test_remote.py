@@ -194,6 +194,7 @@ def test_tokens(daemon: tuple[subprocess.Popen[str], str], runtime_dir: Path, tm
     token = file.read_text().strip()
     copied = tmp_path / "copied"
     copied.write_text(token + "\n")
+    copied.chmod(0o600)
     wrong = {
         "": f"RuntimeError: init: {address} asks for a token: set TQ_TOKEN",
         "not-the-token-of-this-session": f"ValueError: the token is not that of the session at {address}",
