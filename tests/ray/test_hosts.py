@@ -29,9 +29,9 @@ def cluster() -> Iterator[Any]:
         head = {"num_cpus": 2, "include_dashboard": False, "resources": {HOSTS[0]: 8}}
         running = Cluster(initialize_head=True, head_node_args=head)
         try:
+            ray.init(address=running.address, log_to_driver=False)  # while no other node could be this process's
             for host in HOSTS[1:]:
                 running.add_node(num_cpus=2, resources={host: 8}, env_vars={"TQ_HOST_ID": host})
-            ray.init(address=running.address, log_to_driver=False)
             yield ray
         finally:
             ray.shutdown()
