@@ -51,22 +51,31 @@ func openUnit(cfg *Config, p paths) (_ *Session, err error) {
 	}
 	s.Info = Info{Owner: true, Session: session, PID: os.Getpid(), Secret: secret, Blob: cfg.Blob, Machine: machine.ID()}
 	s.Info.Socket = p.prefix + unitMark + strconv.Itoa(s.Info.PID) + "-" + session[:8] + ".sock"
-	if s.socket, err = local.Listen(s.Info.Socket, secret, s.host); err != nil || cfg.Listen == "" {
-		return s, err
+	s.socket, err = local.Listen(s.Info.Socket, secret, s.host)
+	if err == nil && cfg.Listen != "" {
+		err = s.listenAsUnit(cfg)
 	}
-	own := zmq.Credentials{Token: wire.UnitToken(secret)}
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// listenAsUnit serves controllers and clients of other hosts, and notes how they reach the unit.
+func (s *Session) listenAsUnit(cfg *Config) (err error) {
+	own := zmq.Credentials{Token: wire.UnitToken(s.Info.Secret)}
 	if cfg.Security == securityCurve {
 		own.Key = newKey()
 		if s.Info.Key, err = zmq.PublicKey(own.Key); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	if s.remote, err = zmq.Listen(cfg.Listen, cfg.PayloadPort, own, s.host); err != nil {
-		return nil, err
+		return err
 	}
 	s.host.ServeStreams(s.remote.Ticket)
 	s.Info.Address = s.remote.Address()
-	return s, nil
+	return nil
 }
 
 // unitMark begins the middle of the name of a unit's socket, the process id follows. No socket of a session has it, since a
