@@ -41,7 +41,7 @@ def token(namespace: str) -> bytes:
     else the contents of the token file.
 
     Raises:
-        InvalidStateError: there is neither.
+        InvalidStateError: there is neither, or others can read the file.
     """
     given = os.environ.get("TQ_TOKEN", "").strip()
     if given:
@@ -66,6 +66,8 @@ def key_file(namespace: str) -> Path:
 
 def _read(path: Path) -> bytes:
     with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_mode & 0o077:
+            raise InvalidStateError(f"token file {path} can be read by others, want mode 600", "init")
         found = file.read(_LONGEST + 1).strip()
     if not found or len(found) > _LONGEST:
         raise InvalidArgumentError(f"token file {path}: want one line with the token", "init")
@@ -83,7 +85,7 @@ def own_token(namespace: str) -> bytes:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
-        return _private(path)
+        return _read(path)
     with open(descriptor, "w") as file:
         file.write(fresh.decode() + "\n")
     return fresh
@@ -103,12 +105,6 @@ def machine() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return socket.gethostname()[:_LONGEST_ID]
-
-
-def _private(path: Path) -> bytes:
-    if path.stat().st_mode & 0o077:
-        raise InvalidStateError(f"token file {path} can be read by others, want mode 600", "init")
-    return _read(path)
 
 
 def facing(other: str) -> str:

@@ -206,6 +206,7 @@ def test_tokens(daemon: tuple[subprocess.Popen[str], str], runtime_dir: Path, tm
     elsewhere = {"TQ_ADDRESS": address, "TQ_RUNTIME_DIR": str(tmp_path)}
     copied = tmp_path / "copied"
     copied.write_text(token + "\n")
+    copied.chmod(0o600)
     for right in ({"TQ_TOKEN": token}, {"TQ_TOKEN_FILE": str(copied)}):
         done = _attach(**elsewhere, **right)
         assert (done.returncode, done.stdout) == (0, "{}\n"), done.stderr

@@ -112,6 +112,7 @@ def test_token_and_key_files(daemon: tuple[subprocess.Popen[str], str, str], run
     assert secret.read_text().strip() not in file.read_text()
     copied = tmp_path / "copied"
     copied.write_text(file.read_text())
+    copied.chmod(0o600)
     right = [{"TQ_TOKEN": f"{token} {key}"}, {"TQ_TOKEN_FILE": str(copied)}]
     wrong = {
         token: f"ValueError: the session at {address} uses CURVE",
