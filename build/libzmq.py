@@ -22,7 +22,7 @@ SDIST = "pyzmq==25.1.1"
 SHA256 = "259c22485b71abacdfa8bf79720cd7bcf4b9d128b30ea554f01ae71fdbfdaa23"
 FOLDER = "pyzmq-25.1.1/bundled/zeromq/"
 FLAGS = ["-fPIC", "-fvisibility=hidden", "-g0", "-ffunction-sections", "-fdata-sections", "-D_GNU_SOURCE", "-w"]
-PATIENCE_S = 240
+PATIENCE_S = 900  # pip runs the setup.py of the sdist, which takes a loaded machine minutes
 # Small where the time is spent in the kernel anyway, fast where CURVE encrypts.
 OPTIMIZE = {"tweetnacl.c": "-O2", "*": "-Os"}
 LEFT_OUT = ("ws_", "wss_", "precompiled")

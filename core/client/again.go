@@ -29,8 +29,8 @@ func (s *staging) forgotten(err error) bool {
 }
 
 // lostWithServer makes the error for a write whose bytes are gone with the server that had granted memory for them.
-func (c *Client) lostWithServer(conn transport.Conn, err error) error {
-	if tqerr.CodeOf(err) != tqerr.NotFound || c.conn() == conn {
+func (c *Client) lostWithServer(g granted, err error) error {
+	if tqerr.CodeOf(err) != tqerr.NotFound || c.conn() == g.conn || c.remote() && c.life() == g.life {
 		return err
 	}
 	return tqerr.New(tqerr.Unavailable, "the session was started anew before the write was committed; nothing was written")

@@ -82,6 +82,7 @@ type granted struct {
 	reply   *wire.PutReply
 	err     error
 	conn    transport.Conn // on which it was asked for
+	life    int            // of the client, then
 	staging *staging       // nil: the bytes do not lie where this client can read them back
 }
 
@@ -90,11 +91,11 @@ func (c *Client) putStaged(ctx context.Context, req *Request, put *wire.PutReque
 	if err != nil {
 		return err
 	}
-	begun, conn := time.Now(), c.conn()
+	begun, conn, life := time.Now(), c.conn(), c.life()
 	staging := &staging{c: c, conn: conn, put: put, request: req, begun: begun, inputs: columnsOf(inputs)}
 	grant := make(chan granted, 1)
 	c.begin(ctx, wire.OpPut, body, nil, req.Timeout, false).then("client put", func(reply *wire.Reply, err error) {
-		g := granted{err: err, conn: conn}
+		g := granted{err: err, conn: conn, life: life}
 		if err == nil {
 			g.reply = &wire.PutReply{}
 			if g.err = wire.Unmarshal(reply.Body, g.reply); g.err == nil {
@@ -262,7 +263,7 @@ func (c *Client) finish(ctx context.Context, g granted, timeout time.Duration, d
 			return
 		}
 		if err != nil {
-			err = c.lostWithServer(g.conn, err)
+			err = c.lostWithServer(g, err)
 			guard.Go("client give up", func() { giveUp(err) })
 			return
 		}

@@ -100,7 +100,7 @@ func (c *client) releaseLease(id uint64) {
 }
 
 // Gone implements transport.Handler: staged work is aborted, leases end, watches close. Requests that wait have ended
-// already, with their contexts.
+// already, with their contexts, but for commits.
 func (s *Server) Gone(peer transport.Peer) {
 	s.clients.Lock()
 	c := s.clients.byID[peer.ID]
@@ -114,6 +114,11 @@ func (s *Server) Gone(peer transport.Peer) {
 	c.mu.gone = true
 	txns, leases, watches := c.mu.txns, c.mu.leases, c.mu.watches
 	c.mu.txns, c.mu.leases, c.mu.watches = nil, nil, nil
+	for _, l := range c.mu.lanes {
+		if l.running != nil {
+			l.running.cancel()
+		}
+	}
 	c.mu.Unlock()
 	for _, t := range txns {
 		t.loans.Recall()

@@ -9,6 +9,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"transferqueue/core/foreign"
+	"transferqueue/core/foreign/foreigntest"
+	"transferqueue/core/jobs"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/transport/memnet"
 	"transferqueue/core/wire"
@@ -24,6 +27,7 @@ var faults = map[string]memnet.Fault{
 	"request late":         {Do: memnet.DelayRequest, Delay: time.Second},
 	"cut before request":   {Do: memnet.CutBefore, Grace: time.Minute},
 	"cut before the reply": {Do: memnet.CutAfter, Grace: time.Minute},
+	"cut while it runs":    {Do: memnet.CutDuring, Delay: time.Millisecond, Grace: time.Minute},
 }
 
 // eachFault runs a test once with every fault on one kind of request, from a client that sends again.
@@ -80,16 +84,21 @@ func TestANativeUpdateHappensOnce(t *testing.T) {
 
 func TestAnUpdateByACallableHappensOnce(t *testing.T) {
 	for _, width := range []int{narrow, wide} {
-		eachFault(t, wire.OpPut, setup{units: 2}, func(t *testing.T, s *system, u *user) {
-			s.python(sums)
-			s.user().put(s.rows(width, []string{"a", "b"}, 10, 20))
-			for range 3 {
-				b := s.add(width, []string{"b", "a"}, 2, 1)
-				b.Merge, b.Callable = "", []byte("sum")
-				u.put(b)
-			}
-			require.Equal(t, []int64{13, 26}, u.values("a", "b"))
-		})
+		for _, op := range []wire.Op{wire.OpPut, wire.OpCommit} {
+			eachFault(t, op, setup{units: 2}, func(t *testing.T, s *system, u *user) {
+				s.python(func(job *jobs.Job, mem *foreigntest.Memory) ([]foreign.Raw, error) {
+					time.Sleep(2 * time.Millisecond) // so that a cut may come while it runs
+					return sums(job, mem)
+				})
+				s.user().put(s.rows(width, []string{"a", "b"}, 10, 20))
+				for range 3 {
+					b := s.add(width, []string{"b", "a"}, 2, 1)
+					b.Merge, b.Callable = "", []byte("sum")
+					u.put(b)
+				}
+				require.Equal(t, []int64{13, 26}, u.values("a", "b"))
+			})
+		}
 	}
 }
 

@@ -277,12 +277,25 @@ func (s *Server) Serve(ctx context.Context, peer transport.Peer, req *wire.Reque
 		return
 	}
 	if req.Sequence != 0 {
-		c.ctx, c.cancel = context.WithCancel(ctx)
+		c.ctx, c.cancel = lasting(ctx, req.Op)
 		if !c.client.begin(c) {
 			return
 		}
 	}
 	c.run()
+}
+
+// lasting is the context of a request that may come again. That of a commit goes on when the connection breaks, until the
+// client is gone: it has taken the staged write, so that it could not run again.
+func lasting(ctx context.Context, op wire.Op) (context.Context, context.CancelFunc) {
+	if op != wire.OpCommit {
+		return context.WithCancel(ctx)
+	}
+	kept := context.WithoutCancel(ctx)
+	if deadline, ok := ctx.Deadline(); ok {
+		return context.WithDeadline(kept, deadline)
+	}
+	return context.WithCancel(kept)
 }
 
 // run calls the handler.

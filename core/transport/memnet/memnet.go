@@ -43,13 +43,15 @@ const (
 	CutBefore
 	// CutAfter cuts the connection when the request has been served and before its reply arrives.
 	CutAfter
+	// CutDuring cuts the connection Delay after the server has got the request, whether it is still being served or not.
+	CutDuring
 )
 
 // Fault says which messages are hit, and by what. The zero values of the conditions match everything.
 type Fault struct {
 	Do    Action
 	Delay time.Duration
-	// Grace of CutBefore and CutAfter is how long the peer may stay away before the server hears that it is gone;
+	// Grace of the cuts is how long the peer may stay away before the server hears that it is gone;
 	// negative: it never hears it, until the network is closed.
 	Grace time.Duration
 
@@ -186,7 +188,7 @@ func (c *Conn) Notify(req *wire.Request) error {
 				_ = c.inner.Notify(req)
 			}
 		})
-	case Duplicate, CutAfter:
+	case Duplicate, CutAfter, CutDuring:
 		_ = c.inner.Notify(req)
 		if fault.Do == Duplicate {
 			return c.inner.Notify(req)
@@ -209,6 +211,9 @@ func (c *Conn) Post(req *wire.Request, done func(*wire.Reply, error)) {
 	case CutBefore:
 		c.cut(fault.Grace)
 		done(nil, failure.Lost(address, nil))
+	case CutDuring:
+		c.inner.Post(req, done)
+		c.cutLater(fault)
 	case CutAfter, DelayReply:
 		c.inner.Post(req, func(reply *wire.Reply, err error) {
 			guard.Go("memnet: "+req.Op.String(), func() {
@@ -241,6 +246,9 @@ func (c *Conn) carry(ctx context.Context, fault Fault, req *wire.Request, replie
 	}
 	first, end := c.inner.Serve(ctx, req)
 	defer end()
+	if fault.Do == CutDuring {
+		c.cutLater(fault)
+	}
 	if fault.Do == Duplicate {
 		second, endSecond := c.inner.Serve(ctx, req)
 		defer endSecond()
@@ -290,6 +298,14 @@ func (c *Conn) Done() <-chan struct{} { return c.inner.Done() }
 func (c *Conn) Close() error {
 	c.cut(0)
 	return nil
+}
+
+func (c *Conn) cutLater(fault Fault) {
+	guard.Go("memnet: cut", func() {
+		if c.sleep(fault.Delay) {
+			c.cut(fault.Grace)
+		}
+	})
 }
 
 func (c *Conn) cut(grace time.Duration) {

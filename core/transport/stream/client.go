@@ -25,8 +25,8 @@ const (
 	maxPause = 256 * time.Millisecond
 )
 
-// Open connects to a listener with a ticket, and with the fingerprint of its certificate when streams are encrypted. What
-// the server says about the ticket is its error, anything else Unavailable.
+// Open connects to a listener with a ticket, and with the fingerprint of its certificate when streams are encrypted.
+// Unavailable when that fails, also for a ticket that came too late: another one may be in time.
 func Open(ctx context.Context, address string, ticket, pin []byte) (net.Conn, error) {
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "tcp", address)

@@ -143,7 +143,7 @@ func (s *Listener) greet(accepted *net.TCPConn) {
 	}
 	t := s.use([ticketSize]byte(greeting[len(magic):]))
 	if t == nil {
-		_ = writeStatus(conn, tqerr.New(tqerr.NotFound, "the ticket of this stream was used already, or is older than %s", s.limits.Greeting))
+		_ = writeStatus(conn, tqerr.New(tqerr.Unavailable, "the ticket of this stream was used already, or is older than %s", s.limits.Greeting))
 		return
 	}
 	if writeStatus(conn, nil) != nil {

@@ -75,11 +75,32 @@ func TestATicketWhoseTimerIsLate(t *testing.T) {
 	s.mu.Unlock()
 	for range 2 {
 		_, err := Open(t.Context(), net.JoinHostPort("127.0.0.1", strconv.Itoa(s.Port())), ticket, nil)
-		require.Equal(t, tqerr.NotFound, tqerr.CodeOf(err))
+		require.Equal(t, tqerr.Unavailable, tqerr.CodeOf(err))
 		require.ErrorContains(t, err, "older than 10s")
 	}
 	require.NoError(t, s.Close())
 	require.Equal(t, 1, late)
+}
+
+// A server that took longer to accept a stream than its ticket is good for is given another one.
+func TestATicketThatCameTooLateIsReplaced(t *testing.T) {
+	s := listen(t, DefaultLimits)
+	l := &lender{memory: []byte("abcd")}
+	dialed := 0
+	p := &Pool{Dial: func(ctx context.Context) (net.Conn, error) {
+		ticket := s.Ticket(serving(l), func() {})
+		if dialed++; dialed <= 2 {
+			s.mu.Lock()
+			s.mu.tickets[[ticketSize]byte(ticket)].expires = time.Now()
+			s.mu.Unlock()
+		}
+		return Open(ctx, net.JoinHostPort("127.0.0.1", strconv.Itoa(s.Port())), ticket, nil)
+	}}
+	t.Cleanup(p.Close)
+	got := make([]byte, 4)
+	require.NoError(t, p.Receive(t.Context(), transport.Grant{}, [][]byte{got}))
+	require.Equal(t, "abcd", string(got))
+	require.Equal(t, 3, dialed)
 }
 
 // A transfer whose stream was broken is done again, with the same bytes at the same place.
@@ -143,7 +164,7 @@ func TestNothingIsTakenWithoutATicket(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, conn.SetReadDeadline(time.Now().Add(10*time.Second)))
 		said, err := readStatus(conn)
-		require.True(t, err != nil || said.Code == tqerr.NotFound)
+		require.True(t, err != nil || said.Code == tqerr.Unavailable)
 		require.NoError(t, conn.Close())
 	}
 }

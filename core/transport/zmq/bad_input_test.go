@@ -277,18 +277,18 @@ func TestTickets(t *testing.T) {
 	require.NoError(t, err)
 	defer first.Close()
 	_, err = stream.Open(t.Context(), c.payload, reply.Body, nil)
-	require.Equal(t, tqerr.NotFound, tqerr.CodeOf(err))
+	require.Equal(t, tqerr.Unavailable, tqerr.CodeOf(err))
 	require.ErrorContains(t, err, "tcp://"+c.payload)
 	require.ErrorContains(t, err, "was used already")
 
 	reply, err = c.BeginFrame(t.Context(), &wire.Frame{Type: wire.FrameTicket}).Wait(t.Context())
 	require.NoError(t, err)
 	_, err = stream.Open(t.Context(), c.payload, make([]byte, len(reply.Body)), nil)
-	require.Equal(t, tqerr.NotFound, tqerr.CodeOf(err), "a guess")
+	require.Equal(t, tqerr.Unavailable, tqerr.CodeOf(err), "a guess")
 	granted := time.Now()
 	require.Eventually(t, func() bool { return time.Since(granted) > l.greeting }, 5*time.Second, 10*time.Millisecond)
 	_, err = stream.Open(t.Context(), c.payload, reply.Body, nil)
-	require.Equal(t, tqerr.NotFound, tqerr.CodeOf(err), "too late")
+	require.Equal(t, tqerr.Unavailable, tqerr.CodeOf(err), "too late")
 
 	_, admission := welcomed(t, s) // and never shows its ticket
 	require.Eventually(t, func() bool {
