@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"transferqueue/core/schema"
+	"transferqueue/core/store"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/wire"
 )
@@ -106,6 +107,62 @@ func (t *txn) storedSizes() func(int) int64 {
 		}
 		return n
 	}
+}
+
+// firstShared says of the rows of a leased column which is the first that lies at the same place: several samples share it. nil: no
+// two do.
+func firstShared(runs []store.Run) (first []int64) {
+	type place struct {
+		block  store.Block
+		onDisk bool
+	}
+	known := map[place]int64{}
+	row, shared := int64(0), false
+	for _, run := range runs {
+		at, is := row, false
+		if run.Rows == 1 && run.Block.Size > 0 {
+			if at, is = known[place{run.Block, run.OnDisk}]; !is {
+				at = row
+				known[place{run.Block, run.OnDisk}] = row
+			}
+		}
+		shared = shared || is
+		for range run.Rows {
+			first = append(first, at)
+			at, row = at+1, row+1
+		}
+	}
+	if !shared {
+		return nil
+	}
+	return first
+}
+
+// eachItsOwn describes columns some of whose rows several samples share as if each sample had its own, and says which are the
+// same.
+func eachItsOwn(columns []schema.Column) ([]schema.Column, same) {
+	var first same
+	out := slices.Clone(columns)
+	for k := range columns {
+		c := &columns[k]
+		if c.Share == nil {
+			continue
+		}
+		if first == nil {
+			first = make(same, len(columns))
+		}
+		b := schema.NewBuilder(c.Field)
+		sample := make([]int64, 0, c.Rows) // of each row, the first
+		for i, row := range c.Share {
+			if int(row) == len(sample) {
+				sample = append(sample, int64(i))
+			}
+			first[k] = append(first[k], sample[row])
+			b.AppendRows(c, int(row), int(row)+1)
+		}
+		out[k] = b.Column()
+	}
+	return out, first
 }
 
 // dedupOf checks the fields of a parsed put whose equal results are stored once.

@@ -165,7 +165,15 @@ func (t *Tier) recover(found folder) error {
 		return err
 	}
 	live := cells.entries()
-	if err := t.openSegments(found.values, live); err != nil {
+	all := slices.Clone(live)
+	for txn, parts := range cells.held {
+		for i := range parts {
+			t.mu.held[txn] = appendHold(t.mu.held[txn], txn, &parts[i])
+		}
+		cells.held[txn] = joinShared(parts)
+		all = append(all, cells.held[txn]...)
+	}
+	if err := t.openSegments(found.values, all); err != nil {
 		return err
 	}
 	if err := t.clearTail(garbage); err != nil {
@@ -178,7 +186,7 @@ func (t *Tier) recover(found folder) error {
 		_ = t.fs.Remove(filepath.Join(t.opts.Dir, name))
 	}
 	t.dropOrphans()
-	t.recovered, t.mu.owner, t.mu.marked = live, cells.owner, cells.change
+	t.recovered, t.held, t.mu.owner, t.mu.marked = live, cells.held, cells.owner, cells.change
 	return nil
 }
 
@@ -327,6 +335,7 @@ func (gone) Close() error                      { return nil }
 // replay is the state that frames lead to: for every cell the entry that bound it last, and the row there.
 type replay struct {
 	columns map[[2]string]map[int64]boundCell
+	held    map[uint64][]entry // by number
 	order   int
 	owner   string
 	change  uint64
@@ -338,7 +347,9 @@ type boundCell struct {
 	seq   int // of the entry
 }
 
-func newReplay() *replay { return &replay{columns: map[[2]string]map[int64]boundCell{}} }
+func newReplay() *replay {
+	return &replay{columns: map[[2]string]map[int64]boundCell{}, held: map[uint64][]entry{}}
+}
 
 // tail is what lies behind the frames that count.
 type tail struct {
@@ -384,39 +395,53 @@ func (r *replay) read(data []byte) (last uint64, rest tail, err error) {
 func (r *replay) apply(body []byte) error {
 	d := decoder{b: body}
 	for len(d.b) > 0 {
-		if d.b[0] == ownerEntry {
+		switch d.b[0] {
+		case ownerEntry:
 			d.byte()
 			r.owner, r.change = d.text(), 0
-			continue
-		}
-		if d.b[0] == changeEntry {
+			clear(r.held)
+		case changeEntry:
 			d.byte()
 			r.change = d.uvarint(math.MaxUint64)
-			continue
-		}
-		e, ok := d.next()
-		if !ok {
-			return errors.New("an entry makes no sense")
-		}
-		key := [2]string{e.partition, e.column.Field}
-		cells := r.columns[key]
-		if cells == nil {
-			cells = map[int64]boundCell{}
-			r.columns[key] = cells
-		}
-		r.order++
-		for i, s := range e.samples {
-			if e.sums == nil {
-				delete(cells, s.Index)
+		case releaseEntry:
+			d.byte()
+			delete(r.held, d.uvarint(math.MaxUint64))
+		case holdEntry:
+			d.byte()
+			txn := d.uvarint(math.MaxUint64)
+			if e, ok := d.next(); ok && e.sums != nil {
+				r.held[txn] = append(r.held[txn], e)
 			} else {
-				cells[s.Index] = boundCell{&e, i, r.order}
+				d.bad = true
+			}
+		default:
+			if e, ok := d.next(); ok {
+				r.cells(&e)
 			}
 		}
-	}
-	if d.bad {
-		return errors.New("an entry makes no sense")
+		if d.bad {
+			return errors.New("an entry makes no sense")
+		}
 	}
 	return nil
+}
+
+// cells replays a bind or a drop.
+func (r *replay) cells(e *entry) {
+	key := [2]string{e.partition, e.column.Field}
+	cells := r.columns[key]
+	if cells == nil {
+		cells = map[int64]boundCell{}
+		r.columns[key] = cells
+	}
+	r.order++
+	for i, s := range e.samples {
+		if e.sums == nil {
+			delete(cells, s.Index)
+		} else {
+			cells[s.Index] = boundCell{e, i, r.order}
+		}
+	}
 }
 
 // entries returns the live rows: consecutive rows of one entry that live are one.

@@ -23,8 +23,9 @@ type staged struct {
 	outside   int64
 	disk      int64 // bytes reserved on disk and not yet those of an extent
 	prepared  bool
-	shed      bool // the rows on disk have no memory any more; a column of which all are has extent 0
-	done      bool // guarded by Table.mu
+	hold      uint64 // its number after Hold; guarded by Table.mu
+	shed      bool   // the rows on disk have no memory any more; a column of which all are has extent 0
+	done      bool   // guarded by Table.mu
 }
 
 // diskPart is a number of consecutive rows of a column that go to disk.
@@ -35,7 +36,10 @@ type diskPart struct {
 	extent   uint32      // 0 until Prepare
 }
 
-var _ store.Preparer = (*staged)(nil)
+var (
+	_ store.Preparer = (*staged)(nil)
+	_ store.Holder   = (*staged)(nil)
+)
 
 // Stage implements store.Store.
 func (s *Table) Stage(partition string, columns []schema.Column) (store.Staged, error) {
@@ -367,6 +371,7 @@ func (tx *staged) Abort() {
 	if !tx.done {
 		tx.done = true
 		s.mu.staged--
+		tx.releaseLocked()
 		freed = tx.endStagingLocked()
 		for i, id := range tx.extents {
 			if id != 0 && !tx.shed {
@@ -402,8 +407,12 @@ func (tx *staged) endStagingLocked() int64 {
 // gone already. Rows that go to disk are written first when Prepare was not called; those that cannot be stay in memory.
 func (tx *staged) Commit(samples []schema.Sample) { tx.CommitChange(samples, 0) }
 
-// Txn implements store.Numbered: nobody knows it by a number.
-func (tx *staged) Txn() uint64 { return 0 }
+// Txn implements store.Numbered.
+func (tx *staged) Txn() uint64 {
+	tx.s.mu.Lock()
+	defer tx.s.mu.Unlock()
+	return tx.hold
+}
 
 // OnDisk implements store.Numbered.
 func (tx *staged) OnDisk() bool { return len(tx.parts) > 0 }
@@ -433,6 +442,7 @@ func (tx *staged) CommitChange(samples []schema.Sample, change uint64) {
 	if s.opts.Disk != nil && change != 0 {
 		s.opts.Disk.Mark(change)
 	}
+	tx.releaseLocked()
 	s.mu.staged--
 	s.mu.clock++
 	s.mu.counters.FallbackCells += fallback
