@@ -206,6 +206,39 @@ func (l *rowLoading) abort() {
 	}
 }
 
+// applyLocked changes the catalog and commits all rows, and notes their tags by key. Called with mu held.
+func (l *rowLoading) applyLocked(tags map[string][]byte) error {
+	s := l.s
+	writes, units := make([]*catalog.Write, len(l.txns)), make([][]uint32, len(l.txns))
+	for i, t := range l.txns {
+		writes[i], units[i] = &t.write, t.units
+	}
+	if err := s.mu.cat.CheckAll(writes, units); err != nil {
+		return err
+	}
+	for _, t := range l.txns {
+		if err := t.reachable(); err != nil {
+			return err
+		}
+	}
+	change, err := s.notePutsLocked(replyNothing, l.txns...)
+	if err != nil {
+		return err
+	}
+	for _, t := range l.txns {
+		result, err := t.commitLocked(change)
+		if err != nil {
+			return tqerr.Wrap(tqerr.Internal, err, "a write that was checked failed")
+		}
+		for i, key := range t.write.Keys {
+			if result.Tags != nil {
+				tags[key] = result.Tags[i]
+			}
+		}
+	}
+	return nil
+}
+
 // shares are those of all writes.
 func (l *rowLoading) shares() (all []share) {
 	for _, t := range l.txns {
@@ -292,36 +325,7 @@ func (l *rowLoading) apply(ctx context.Context) ([][]byte, error) {
 		w := catalog.Write{Partition: l.index.Partition, Keys: l.index.Keys}
 		return newWriteSet(w.Partition, nil, s.mu.cat.Existing(&w), false)
 	}
-	write := &instant{cells: cells, do: func() (any, error) {
-		writes, units := make([]*catalog.Write, len(l.txns)), make([][]uint32, len(l.txns))
-		for i, t := range l.txns {
-			writes[i], units[i] = &t.write, t.units
-		}
-		if err := s.mu.cat.CheckAll(writes, units); err != nil {
-			return nil, err
-		}
-		for _, t := range l.txns {
-			if err := t.reachable(); err != nil {
-				return nil, err
-			}
-		}
-		change, err := s.notePutsLocked(replyNothing, l.txns...)
-		if err != nil {
-			return nil, err
-		}
-		for _, t := range l.txns {
-			result, err := t.commitLocked(change)
-			if err != nil {
-				return nil, tqerr.Wrap(tqerr.Internal, err, "a write that was checked failed")
-			}
-			for i, key := range t.write.Keys {
-				if result.Tags != nil {
-					tags[key] = result.Tags[i]
-				}
-			}
-		}
-		return nil, nil
-	}}
+	write := &instant{cells: cells, do: func() (any, error) { return nil, l.applyLocked(tags) }}
 	if err := s.hold(l.shares()); err != nil {
 		return nil, err
 	}

@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	"transferqueue/core/internal/vfs"
-	"transferqueue/core/store"
 	"transferqueue/core/tqerr"
 )
 
