@@ -90,6 +90,28 @@ func rowIn(c *schema.Column, i int) int {
 	return int(c.Share[i])
 }
 
+// rowSizes returns a function that sums the bytes of a row over all columns.
+func rowSizes(columns []schema.Column) func(int) int64 {
+	uniform := int64(0)
+	var ragged [][]int64
+	for i := range columns {
+		if columns[i].Form == schema.Uniform {
+			uniform += columns[i].RowBytes()
+		} else {
+			ragged = append(ragged, columns[i].Offsets())
+		}
+	}
+	return func(row int) int64 {
+		n := uniform
+		for _, offsets := range ragged {
+			if row+1 < len(offsets) {
+				n += offsets[row+1] - offsets[row]
+			}
+		}
+		return n
+	}
+}
+
 // storedSizes is rowSizes for a write some of whose rows are stored once: with the first that has the bytes.
 func (t *txn) storedSizes() func(int) int64 {
 	if t.same == nil {
