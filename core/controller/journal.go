@@ -248,6 +248,7 @@ func (s *Server) afterDurable(answer func(error)) {
 	sync := func() {
 		err := j.log.Sync(last)
 		if err != nil {
+			s.turnSoon() // also when nobody writes any more
 			err = tqerr.Wrap(tqerr.CodeOf(err), err, "done, but it may not survive a crash")
 		}
 		answer(err)
