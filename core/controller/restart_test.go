@@ -370,7 +370,7 @@ func TestEveryCallOfTheJournalCanFail(t *testing.T) {
 		failing := &vfs.FailingDisk{At: -1, Err: []error{unix.EIO, unix.ENOSPC}[at%2]}
 		within(t, setup{units: 2, remote: true, journal: journal.Relaxed, failing: failing}, func(t *testing.T, s *system) {
 			u, model := s.user(following), map[string]int64{}
-			failing.In(at)
+			failing.FailNext(at)
 			did := func(err error) bool {
 				if err != nil {
 					require.Equal(t, tqerr.IO, tqerr.CodeOf(err), "call %d: %v", at, err)

@@ -1,6 +1,7 @@
 package unit
 
 import (
+	"transferqueue/core/schema"
 	"transferqueue/core/store/disktier"
 	"transferqueue/core/tqerr"
 )
@@ -24,6 +25,28 @@ func (u *Unit) Changed() uint64 {
 	return u.tiers.Tier().Marked()
 }
 
+// Follow lets what is done on disk become durable only after the journal of the controller knows of it for good.
+func (u *Unit) Follow(j disktier.Journal) {
+	if u.Durable() {
+		u.tiers.Tier().Follow(j)
+	}
+}
+
+// Recommit makes visible what an earlier process has prepared and held under a number, unless it has done so itself.
+func (u *Unit) Recommit(txn uint64, samples []schema.Sample, change uint64) error {
+	if !u.Durable() {
+		return nil
+	}
+	return u.tiers.CommitHeld(txn, samples, change)
+}
+
+// DropHeld frees what an earlier process has held, and is not to be committed.
+func (u *Unit) DropHeld() {
+	if u.Durable() {
+		u.tiers.DropHeld()
+	}
+}
+
 // Own makes the cells on disk those of a session. AlreadyExists when there are some of another one: nobody but that knows what
 // they are, so they are neither used nor removed.
 func (u *Unit) Own(session string) error {
@@ -34,6 +57,9 @@ func (u *Unit) Own(session string) error {
 	if cells := u.Stats().Cells; cells > 0 && tier.Owner() != session {
 		return tqerr.New(tqerr.AlreadyExists, "unit %q: %s holds %d values of session %s; give this unit another name or path, or remove that folder if they are not needed",
 			u.opts.Name, u.opts.Disk.folder(), cells, named(tier.Owner()))
+	}
+	if tier.Owner() != session {
+		u.DropHeld()
 	}
 	return tier.SetOwner(session)
 }

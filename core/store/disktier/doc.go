@@ -42,6 +42,8 @@
 //	        | segment: v | offset: v | kind | dtype | ragged | form | shape: v × v | vary | rows × length: v    (Varying)
 //	        | rows × (rank: v | rank × v)  (Free) | rows × (codec: 1 | size: v)  (Objects) | rows × CRC of the value: 4
 //	drop: 2 | partition | field | rows | rows × sample    cells of the disk tier that have ended
+//	hold: 5 | number: v | bind    rows that are staged, of the write's rows instead of samples, see store.Holder
+//	release: 6 | number: v        all that is held under the number is bound by now, or never will be
 //	change: 4 | number: v                                 the last change of the owner that is executed, see Tier.Mark
 //	owner: 3 | owner: v bytes                             whose values they are, see Tier.SetOwner
 //

@@ -46,6 +46,29 @@ func (t *Tier) Drop(partition, field string, samples []schema.Sample) {
 	t.mu.body = appendSamples(t.mu.body, dropEntry, partition, field, samples)
 }
 
+// Hold implements table.Disk.
+func (t *Tier) Hold(txn uint64, partition string, column *schema.Column, rows []schema.Sample, b store.Block, sums []uint32) {
+	if t.opts.Durability == None {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	e := &entry{partition, rows, *column, b, sums}
+	t.mu.body = appendHold(t.mu.body, txn, e)
+	t.mu.held[txn] = appendHold(t.mu.held[txn], txn, e)
+}
+
+// Release implements table.Disk.
+func (t *Tier) Release(txn uint64) {
+	if t.opts.Durability == None {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.mu.body = appendRelease(t.mu.body, txn)
+	delete(t.mu.held, txn)
+}
+
 // End implements table.Disk.
 func (t *Tier) End() {
 	t.mu.Lock()
@@ -67,6 +90,9 @@ func (t *Tier) End() {
 // frameLocked makes a body the next frame to be written.
 func (t *Tier) frameLocked(body []byte) {
 	t.mu.noted++
+	if t.mu.journal != nil {
+		t.mu.change = t.mu.journal.Last()
+	}
 	safe := t.mu.written
 	if t.opts.Durability == Strict {
 		safe = t.mu.durable
@@ -74,10 +100,12 @@ func (t *Tier) frameLocked(body []byte) {
 	t.mu.pending = appendFrame(t.mu.pending, t.mu.noted, safe, body)
 }
 
-// Settle implements table.Disk. An error stays with the index, and is that of the next Prepare and Sync.
+// Settle implements table.Disk. An error stays with the index, and is that of the next Prepare and Sync. What the journal does
+// not cover yet stays for Sync.
 func (t *Tier) Settle() {
 	t.mu.Lock()
-	pending, freed := len(t.mu.pending) > 0, len(t.mu.freed) > 0
+	_, ahead := t.aheadLocked()
+	pending, freed := len(t.mu.pending) > 0 && !ahead, len(t.mu.freed) > 0
 	t.mu.Unlock()
 	if pending {
 		_ = t.flush()
@@ -167,7 +195,7 @@ func (t *Tier) flush() error {
 // append writes pending frames. On a full disk they stay pending. Called with files held.
 func (t *Tier) append() error {
 	x := t.files.index
-	t.mu.Lock()
+	t.lockCovered()
 	frames, last, broken := t.mu.pending, t.mu.noted, t.mu.broken
 	t.mu.pending = nil
 	t.mu.Unlock()
@@ -238,9 +266,14 @@ func (t *Tier) rewrite() error {
 		taken, last = t.mu.pending, t.mu.noted
 		t.mu.pending = nil
 		body = appendChange(appendOwner(body, t.mu.owner), t.mu.marked)
+		for _, entries := range t.mu.held {
+			body = append(body, entries...)
+		}
 	}, func(partition string, column *schema.Column, samples []schema.Sample, b store.Block, sums []uint32) {
 		body = appendBind(body, &entry{partition, samples, *column, b, sums})
 	})
+	t.lockCovered()
+	t.mu.Unlock()
 	x, visible, err := t.writeIndex(t.files.index.number+1, last, body)
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -82,11 +82,15 @@ type Tier struct {
 		freed   []freed
 		broken  error // of the index; nil: it is whole
 		owner   string
-		marked  uint64 // the last change of the owner that a frame executes
-		mark    uint64 // that of the frame that is being noted, 0: none
-		scrap   bool   // Close removes the folder
+		marked  uint64            // the last change of the owner that a frame executes
+		mark    uint64            // that of the frame that is being noted, 0: none
+		held    map[uint64][]byte // entries of the writes that are held, by number
+		journal Journal           // of the owner; nil: it has none
+		change  uint64            // its last change when the last frame was noted
+		scrap   bool              // Close removes the folder
 	}
 	recovered []restored
+	held      map[uint64][]restored
 }
 
 var _ table.Disk = (*Tier)(nil)
@@ -108,6 +112,7 @@ func Open(o Options) (t *Tier, err error) {
 		t.fs = vfs.OSDisk{}
 	}
 	_, _ = rand.Read(t.identity[:])
+	t.mu.held = map[uint64][]byte{}
 	if err := t.fs.Mkdir(o.Dir); err != nil {
 		return nil, t.failed(err, "create the folder")
 	}
@@ -145,7 +150,13 @@ func (t *Tier) Attach(tb *table.Table) {
 		r := &t.recovered[i]
 		tb.Restore(r.partition, &r.column, r.samples, r.block, r.sums)
 	}
-	t.recovered = nil
+	for txn, parts := range t.held {
+		for i := range parts {
+			p := &parts[i]
+			tb.RestoreHeld(txn, p.partition, &p.column, p.samples, p.block, p.sums)
+		}
+	}
+	t.recovered, t.held = nil, nil
 }
 
 const (
