@@ -22,7 +22,7 @@ func (r *recovering) findUnits(ctx context.Context) error {
 	next := uint32(0) // no unit has had it
 	for _, x := range r.units {
 		next = max(next, x.ID+1)
-		s.addLocked(absent{x, errNotAsked}, nil)
+		s.addLocked(absent{x, errNotAsked, &r.changes}, nil)
 	}
 	places := s.nodes.Load().order
 	for i, x := range r.units {
@@ -53,10 +53,16 @@ func (r *recovering) findUnits(ctx context.Context) error {
 	return err
 }
 
-// recommit has a unit of this process commit what the process before has held and written down, and drop the rest.
+// recommit has a unit of this process commit what the process before has held and written down, and drop the rest. What lies on
+// disk is older than a write of the same cells that the unit did not execute any more; it must not be taken for what was
+// written, which is lost unless it was held.
 func (r *recovering) recommit(u Unit, id uint32) error {
+	executed := u.Changed()
 	for i := range r.changes {
 		ch := &r.changes[i]
+		if ch.number > executed && ch.touches(id) {
+			u.Delete(ch.partition, ch.fields, ch.on(id))
+		}
 		for _, part := range ch.staged {
 			if part.Unit != id {
 				continue
@@ -132,14 +138,28 @@ func (r *recovering) find(ctx context.Context, x *unitRecord) node {
 		err = errors.Join(errOtherLife, u.Close())
 	}
 	if err == nil {
-		if err = r.catchUp(ctx, u); err != nil {
+		if err = catchUp(ctx, u, x.ID, r.changes); err != nil {
 			_ = u.Close()
 		}
 	}
 	if err != nil {
-		return absent{*x, err}
+		return absent{*x, err, &r.changes}
 	}
 	return outside{u}
+}
+
+// catchUpLate does for a unit that was missed until now what it would have been asked to do when the controller was started
+// anew. One that was started anew itself cannot: see recommit.
+func (n absent) catchUpLate(ctx context.Context, u *remote.Unit) error {
+	if u.Incarnation() == n.was.Incarnation {
+		return catchUp(ctx, u, n.was.ID, *n.changes)
+	}
+	for i := range *n.changes {
+		if ch := &(*n.changes)[i]; ch.number > u.Changed() && ch.touches(n.was.ID) {
+			u.Delete(ch.partition, ch.fields, ch.on(n.was.ID), 0) // in line before the inventory
+		}
+	}
+	return nil
 }
 
 var (
@@ -175,14 +195,14 @@ func (r *recovering) reach(ctx context.Context, x *unitRecord) (*remote.Unit, er
 const findPause = 10 * time.Millisecond
 
 // catchUp has a unit execute the changes that the dead controller has written down and not told it any more.
-func (r *recovering) catchUp(ctx context.Context, u *remote.Unit) error {
-	for i := range r.changes {
-		ch := &r.changes[i]
+func catchUp(ctx context.Context, u *remote.Unit, id uint32, changes []change) error {
+	for i := range changes {
+		ch := &changes[i]
 		if ch.number <= u.Changed() {
 			continue
 		}
 		for _, part := range ch.staged {
-			if part.Unit != u.ID() {
+			if part.Unit != id {
 				continue
 			}
 			if err := u.Recommit(ctx, part.Txn, pickRuns(ch.samples, part.Rows), ch.number); err != nil {
@@ -194,7 +214,7 @@ func (r *recovering) catchUp(ctx context.Context, u *remote.Unit) error {
 		}
 		var mine []schema.Sample
 		for k, x := range ch.deleted.Samples {
-			if ch.deleted.Units[k] == u.ID() {
+			if ch.deleted.Units[k] == id {
 				mine = append(mine, x)
 			}
 		}

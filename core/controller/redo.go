@@ -16,7 +16,32 @@ type change struct {
 	partition string
 	staged    []stagedRecord
 	samples   []schema.Sample // of a write, by row
+	units     []uint32        // where the rows are
+	fields    []string        // that they get
 	deleted   *catalog.Clearing
+}
+
+// touches reports whether a write has rows on a unit.
+func (ch *change) touches(unit uint32) bool {
+	return len(ch.fields) > 0 && slices.Contains(ch.units, unit)
+}
+
+// on is the samples of a write on a unit.
+func (ch *change) on(unit uint32) (samples []schema.Sample) {
+	for row, at := range ch.units {
+		if at == unit {
+			samples = append(samples, ch.samples[row])
+		}
+	}
+	return samples
+}
+
+// mayMiss reports whether the unit of some row may not have executed a write that is in the journal.
+func (r *recovering) mayMiss(ch *change) bool {
+	return slices.ContainsFunc(r.units, func(x unitRecord) bool {
+		u := r.here(x.Name)
+		return ch.touches(x.ID) && (u == nil || u.Durable() && u.Changed() < ch.number)
+	})
 }
 
 // unit takes a unit: of a state when number is 0, else one that has joined then.
@@ -93,8 +118,12 @@ func (r *recovering) doPut(number uint64, x *putRecord) error {
 	if err != nil {
 		return tqerr.Wrap(tqerr.Corruption, err, "a write that was done cannot be done again")
 	}
-	if len(x.Staged) > 0 {
-		r.changes = append(r.changes, change{number: number, partition: x.Partition, staged: x.Staged, samples: applied.Samples})
+	ch := change{number: number, partition: x.Partition, staged: x.Staged, samples: applied.Samples, units: units}
+	for i := range w.Columns {
+		ch.fields = append(ch.fields, w.Columns[i].Field)
+	}
+	if len(x.Staged) > 0 || r.mayMiss(&ch) {
+		r.changes = append(r.changes, ch)
 	}
 	switch x.Reply {
 	case replyResult, replyColumns:

@@ -74,13 +74,12 @@ func (t *Tier) End() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(t.mu.body) > 0 {
-		if t.mu.mark != 0 {
+		if t.mu.mark != t.mu.marked {
 			t.mu.body, t.mu.marked = appendChange(t.mu.body, t.mu.mark), t.mu.mark
 		}
 		t.frameLocked(t.mu.body)
 		t.mu.body = t.mu.body[:0]
 	}
-	t.mu.mark = 0
 	for _, b := range t.mu.fresh {
 		t.mu.freed = append(t.mu.freed, freed{b, t.mu.noted})
 	}
@@ -259,13 +258,13 @@ func (t *Tier) allocate(x *indexFile, bytes int64) error {
 // rewrite replaces the index by one that holds the state of the table. Called with files held.
 func (t *Tier) rewrite() error {
 	var body, taken []byte
-	var last uint64
+	var last, mark uint64
 	t.table.EachOnDisk(func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		taken, last = t.mu.pending, t.mu.noted
+		taken, last, mark = t.mu.pending, t.mu.noted, t.mu.mark
 		t.mu.pending = nil
-		body = appendChange(appendOwner(body, t.mu.owner), t.mu.marked)
+		body = appendChange(appendOwner(body, t.mu.owner), mark)
 		for _, entries := range t.mu.held {
 			body = append(body, entries...)
 		}
@@ -283,6 +282,7 @@ func (t *Tier) rewrite() error {
 	}
 	old := t.files.index
 	t.files.index, t.mu.written, t.mu.broken = x, last, err
+	t.mu.marked = max(t.mu.marked, mark)
 	if err == nil && t.opts.Durability == Strict {
 		t.mu.durable = last
 	}

@@ -181,6 +181,7 @@ func (t *Tier) recover(found folder) error {
 	}
 	t.dropOrphans()
 	t.recovered, t.held, t.mu.owner, t.mu.marked = live, cells.held, cells.owner, cells.change
+	t.mu.mark = t.mu.marked
 	return nil
 }
 

@@ -82,8 +82,8 @@ type Tier struct {
 		freed   []freed
 		broken  error // of the index; nil: it is whole
 		owner   string
-		marked  uint64            // the last change of the owner that a frame executes
-		mark    uint64            // that of the frame that is being noted, 0: none
+		marked  uint64            // the last change of the owner that a frame says is executed
+		mark    uint64            // the last change of the owner that is executed
 		held    map[uint64][]byte // entries of the writes that are held, by number
 		journal Journal           // of the owner; nil: it has none
 		change  uint64            // its last change when the last frame was noted
@@ -235,7 +235,8 @@ func (t *Tier) Owner() string {
 	return t.mu.owner
 }
 
-// Mark implements table.Disk: what is noted until the next End executes a change of the owner, whose numbers ascend.
+// Mark implements table.Disk: a change of the owner, whose numbers ascend, is executed with what is noted until the next End. When
+// that is nothing, the next frame says so, whatever else it is about.
 func (t *Tier) Mark(change uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -258,7 +259,7 @@ func (t *Tier) SetOwner(owner string) error {
 		return err
 	}
 	t.mu.Lock()
-	t.mu.owner, t.mu.marked, t.mu.scrap = owner, 0, false
+	t.mu.owner, t.mu.marked, t.mu.mark, t.mu.scrap = owner, 0, 0, false
 	t.frameLocked(appendText([]byte{ownerEntry}, owner))
 	t.mu.Unlock()
 	return t.Sync()
