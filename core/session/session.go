@@ -263,7 +263,7 @@ func own(ctx context.Context, cfg *Config, p paths, lock *os.File) (_ *Session, 
 		}
 	}()
 	if p.sweepUnpublished(); lock != nil {
-		p.sweep()
+		p.sweep(!cfg.Journal.none())
 	}
 	session, secret := newIdentity()
 	written, err := cfg.Journal.open(cfg.Namespace)

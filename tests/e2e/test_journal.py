@@ -69,6 +69,28 @@ def test_everything_is_as_it_was(
     assert tq.kv_batch_get(keys[:2], "p", select_fields=["y"])["y"].unbind()[0].tolist() == [1, 1, 1]
 
 
+def test_an_owner_that_fails_to_start_does_not_end_the_session(
+    package: Any, nursery: Nursery, runtime_dir: Path, tmp_path: Path
+) -> None:
+    """Whether it is refused or killed on its way: those who wait for the session go on waiting."""
+    tq, daemon = package, Daemon(nursery, tmp_path, "relaxed")
+    daemon.start()
+    daemon.attach(tq, runtime_dir)
+    tq.kv_batch_put(["a"], "p", _rows(1))
+    daemon.kill()
+    daemon.units = 2
+    daemon.start()
+    assert daemon.child is not None
+    assert daemon.child.wait() != 0, "the session had one unit"
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(_values, tq, "a")
+        with pytest.raises(TimeoutError):
+            waiting.result(0.5)
+        daemon.units = 1
+        daemon.start()
+        assert waiting.result(30) == [1]
+
+
 def test_values_in_memory_are_lost_by_key(package: Any, nursery: Nursery, runtime_dir: Path, tmp_path: Path) -> None:
     tq, daemon = package, Daemon(nursery, tmp_path, "relaxed", threshold=1000)
     daemon.start()
