@@ -61,7 +61,7 @@ func (r *recovering) recommit(u Unit, id uint32) error {
 	for i := range r.changes {
 		ch := &r.changes[i]
 		if ch.number > executed && ch.touches(id) {
-			u.Delete(ch.partition, ch.fields, ch.on(id))
+			_ = ch.on(id)
 		}
 		for _, part := range ch.staged {
 			if part.Unit != id {

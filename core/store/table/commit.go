@@ -7,16 +7,40 @@ import (
 	"transferqueue/core/schema"
 )
 
-// endStagingOfLocked gives back the memory of rows that are bound on disk. It is room only where there is a limit.
+// endStagingOfLocked gives back the memory of rows that are bound on disk. It is room only where there is a limit. That of a
+// change in a journal has to wait until the disk knows of the change: when the process dies before, the change has not happened,
+// and the writer reads his bytes back from there.
 func (tx *staged) endStagingOfLocked(p *diskPart) int64 {
 	if tx.shed {
 		return 0
 	}
-	n := tx.s.freeRowsLocked(rowRun{tx.extents[p.column], uint32(p.from), uint32(p.to - p.from)})
+	run := rowRun{tx.extents[p.column], uint32(p.from), uint32(p.to - p.from)}
+	if tx.journaled {
+		tx.ending = append(tx.ending, run)
+		return 0
+	}
+	n := tx.s.freeRowsLocked(run)
 	if tx.s.opts.MemoryLimit == 0 {
 		return 0
 	}
 	return n
+}
+
+// endStaging gives back what endStagingOfLocked has left.
+func (tx *staged) endStaging() {
+	if len(tx.ending) == 0 {
+		return
+	}
+	s, freed := tx.s, int64(0)
+	s.mu.Lock()
+	for _, run := range tx.ending {
+		freed += s.freeRowsLocked(run)
+	}
+	tx.ending = nil
+	if s.opts.MemoryLimit == 0 {
+		freed = 0
+	}
+	s.unlockAndTell(freed)
 }
 
 // restLiveLocked is liveLocked for what the memory extent of a column has still.
@@ -128,6 +152,7 @@ func (tx *staged) CommitChange(samples []schema.Sample, change uint64) {
 	tx.done = true
 	if s.opts.Disk != nil && change != 0 {
 		s.opts.Disk.Mark(change)
+		tx.journaled = true
 	}
 	tx.releaseLocked()
 	s.mu.staged--
@@ -144,6 +169,7 @@ func (tx *staged) CommitChange(samples []schema.Sample, change uint64) {
 		parts = parts[n:]
 	}
 	s.unlockAndTell(freed)
+	tx.endStaging()
 }
 
 // bindColumnLocked makes the rows of a column the cells of samples, and frees what was staging. parts are those of its rows that

@@ -22,9 +22,11 @@ type staged struct {
 	outside   int64
 	disk      int64 // bytes reserved on disk and not yet those of an extent
 	prepared  bool
-	hold      uint64 // its number after Hold; guarded by Table.mu
-	shed      bool   // the rows on disk have no memory any more; a column of which all are has extent 0
-	done      bool   // guarded by Table.mu
+	hold      uint64   // its number after Hold; guarded by Table.mu
+	shed      bool     // the rows on disk have no memory any more; a column of which all are has extent 0
+	done      bool     // guarded by Table.mu
+	journaled bool     // its commit is a change in a journal
+	ending    []rowRun // staging that ends when the disk knows of that
 }
 
 // diskPart is a number of consecutive rows of a column that go to disk.
