@@ -33,8 +33,9 @@ type Unit interface {
 	// Recommit commits what an earlier process has held, and DropHeld frees the rest.
 	Recommit(txn uint64, samples []schema.Sample, change uint64) error
 	DropHeld()
-	// Own makes what is on its disk that of a session, and fails when it is another's.
+	// Own makes what is on its disk that of a session, and fails when it is another's. Owns says that it is.
 	Own(session string) error
+	Owns(session string) bool
 	Counters() store.Counters
 	ID() uint32
 	Name() string

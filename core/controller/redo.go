@@ -7,6 +7,7 @@ import (
 	"transferqueue/core/sampler"
 	"transferqueue/core/schema"
 	"transferqueue/core/tqerr"
+	"transferqueue/core/unit/remote"
 	"transferqueue/core/wire"
 )
 
@@ -242,7 +243,8 @@ func (r *recovering) finishLast() error {
 }
 
 // decideLast looks whether the unit to whose disk the last write went had executed it when it died with the controller. When it
-// had not, the write has not happened. Of a write with several parts each is held, so that it is not asked here.
+// had not, the write has not happened. A disk that is not the one that the unit had cannot tell: somebody may have been answered,
+// so the write has happened, and what it wrote is lost. Of a write with several parts each is held, so that it is not asked here.
 func (r *recovering) decideLast() error {
 	var x putRecord
 	if err := decodeRecord(r.last, &x); err != nil {
@@ -253,7 +255,8 @@ func (r *recovering) decideLast() error {
 		if !slices.Contains(x.Disks, int64(unit.ID)) {
 			continue
 		}
-		if u := r.here(unit.Name); u != nil && u.Changed() >= r.number {
+		u := r.here(unit.Name)
+		if u != nil && (!u.Owns(remote.SessionName(sessionNumber(r.s.opts.Session))) || u.Changed() >= r.number) {
 			return r.doPut(r.number, &x)
 		}
 	}
