@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"io"
+	"io/fs"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -212,6 +213,9 @@ func (t *Tier) closeFiles() {
 func (t *Tier) removeAll() error {
 	t.closeFiles()
 	names, err := t.fs.List(t.opts.Dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // somebody has removed it already
+	}
 	if err != nil {
 		return t.failed(err, "clean up")
 	}
