@@ -39,6 +39,7 @@ type mortal struct {
 	power  bool     // dies of a power loss
 	rng    *rand.Rand
 	writes int           // after so many it dies by itself; 0: never
+	synced bool          // it dies at the next fsync, before that is made
 	died   chan struct{} // closed then
 }
 
@@ -115,7 +116,15 @@ func (f mortalFile) WriteAt(p []byte, off int64) (n int, err error) {
 	return n, err
 }
 
-func (f mortalFile) Sync() error { return f.m.do(f.DiskFile.Sync) }
+func (f mortalFile) Sync() error {
+	f.m.mu.Lock()
+	if f.m.synced {
+		f.m.dieLocked()
+	}
+	f.m.mu.Unlock()
+	return f.m.do(f.DiskFile.Sync)
+}
+
 func (f mortalFile) Allocate(off, size int64) error {
 	return f.m.do(func() error { return f.DiskFile.Allocate(off, size) })
 }
