@@ -38,19 +38,26 @@ func (r *recovering) findUnits(ctx context.Context) error {
 			next++
 		}
 	}
-	found := make([]node, len(r.units))
+	found := make([]sought, len(r.units))
 	err := together(ctx, len(r.units), len(r.units), func(ctx context.Context, i int) error {
 		if !r.units[i].Inside {
 			found[i] = r.find(ctx, &r.units[i])
 		}
 		return nil
 	})
-	for i, n := range found {
-		if n != nil {
-			s.addLocked(n, places[i])
+	for i, f := range found {
+		if f.node != nil && err == nil {
+			err = r.place(f, places[i])
 		}
 	}
 	return err
+}
+
+// sought is what has come of looking for a unit.
+type sought struct {
+	node
+	compares bool           // it may hold what the catalog does not have, or the other way round
+	stock    []schema.Stock // what it holds then
 }
 
 // recommit has a unit of this process commit what the process before has held and written down, and drop the rest.
@@ -76,11 +83,19 @@ func (r *recovering) reconcile(ctx context.Context, n, place node) error {
 	if err != nil {
 		return err
 	}
-	r.s.addLocked(n, place)
-	deletions, err := r.s.reconcileLocked(n, stock)
+	return r.place(sought{n, true, stock}, place)
+}
+
+// place puts a unit in its place.
+func (r *recovering) place(f sought, place node) (err error) {
+	r.s.addLocked(f.node, place)
+	if !f.compares {
+		return nil
+	}
+	deletions, err := r.s.reconcileLocked(f.node, f.stock)
 	for _, d := range deletions {
 		<-d.Done()
-		if err == nil {
+		if err == nil && f.Lost() == nil {
 			err = d.Err()
 		}
 	}
@@ -124,22 +139,28 @@ func (r *recovering) checkUnits() error {
 const findTime = 5 * time.Second
 
 // find connects to a unit and has it execute what it has missed.
-func (r *recovering) find(ctx context.Context, x *unitRecord) node {
-	ctx, cancel := context.WithTimeout(ctx, findTime)
-	defer cancel()
+func (r *recovering) find(ctx context.Context, x *unitRecord) sought {
+	owed := r.owedTo(x)
 	u, err := r.reach(ctx, x)
 	if err == nil && u.Incarnation() != x.Incarnation {
 		err = errors.Join(errOtherLife, u.Close())
 	}
+	f := sought{node: outside{u}}
 	if err == nil {
-		if err = r.catchUp(ctx, u); err != nil {
+		f.compares = x.Missed || u.Changed() > r.s.journal.log.Recovered()
+		if err = catchUp(ctx, u, owed); err == nil && f.compares {
+			f.stock, err = u.Inventory(ctx)
+		}
+		if err != nil {
 			_ = u.Close()
 		}
 	}
 	if err != nil {
-		return absent{*x, err}
+		missed := *x
+		missed.Missed, missed.Owed = true, owed
+		return sought{node: absent{missed, err}}
 	}
-	return outside{u}
+	return f
 }
 
 var (
@@ -149,6 +170,8 @@ var (
 
 // reach opens a unit. One that has not noticed yet that its controller is dead is asked again.
 func (r *recovering) reach(ctx context.Context, x *unitRecord) (*remote.Unit, error) {
+	ctx, cancel := context.WithTimeout(ctx, findTime)
+	defer cancel()
 	at := &wire.UnitAddress{
 		Name: x.Name, Host: x.Host, Socket: x.Socket, Secret: x.Secret, Address: x.Address, Machine: x.Machine, Key: x.Key,
 	}
@@ -173,43 +196,3 @@ func (r *recovering) reach(ctx context.Context, x *unitRecord) (*remote.Unit, er
 }
 
 const findPause = 10 * time.Millisecond
-
-// catchUp has a unit execute the changes that the dead controller has written down and not told it any more.
-func (r *recovering) catchUp(ctx context.Context, u *remote.Unit) error {
-	for i := range r.changes {
-		ch := &r.changes[i]
-		if ch.number <= u.Changed() {
-			continue
-		}
-		for _, part := range ch.staged {
-			if part.Unit != u.ID() {
-				continue
-			}
-			if err := u.Recommit(ctx, part.Txn, pickRuns(ch.samples, part.Rows), ch.number); err != nil {
-				return err
-			}
-		}
-		if ch.deleted == nil || len(ch.deleted.Samples) == 0 {
-			continue
-		}
-		var mine []schema.Sample
-		for k, x := range ch.deleted.Samples {
-			if ch.deleted.Units[k] == u.ID() {
-				mine = append(mine, x)
-			}
-		}
-		if len(mine) == 0 {
-			continue
-		}
-		deleting := u.Delete(ch.partition, ch.deleted.Fields, mine, ch.number)
-		select {
-		case <-deleting.Done():
-		case <-ctx.Done():
-			return ctxError(ctx, "a unit deletes what was cleared")
-		}
-		if err := deleting.Err(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
