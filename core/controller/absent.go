@@ -13,9 +13,8 @@ import (
 // absent is a unit that an earlier life of the controller had and this one has not found again. Its samples count, and can be
 // cleared.
 type absent struct {
-	was     unitRecord
-	why     error
-	changes *[]change // of the earlier life, which it may not have executed
+	was unitRecord
+	why error
 }
 
 var _ node = absent{}

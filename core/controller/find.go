@@ -22,7 +22,7 @@ func (r *recovering) findUnits(ctx context.Context) error {
 	next := uint32(0) // no unit has had it
 	for _, x := range r.units {
 		next = max(next, x.ID+1)
-		s.addLocked(absent{x, errNotAsked, &r.changes}, nil)
+		s.addLocked(absent{x, errNotAsked}, nil)
 	}
 	places := s.nodes.Load().order
 	for i, x := range r.units {
@@ -38,19 +38,26 @@ func (r *recovering) findUnits(ctx context.Context) error {
 			next++
 		}
 	}
-	found := make([]node, len(r.units))
+	found := make([]sought, len(r.units))
 	err := together(ctx, len(r.units), len(r.units), func(ctx context.Context, i int) error {
 		if !r.units[i].Inside {
 			found[i] = r.find(ctx, &r.units[i])
 		}
 		return nil
 	})
-	for i, n := range found {
-		if n != nil {
-			s.addLocked(n, places[i])
+	for i, f := range found {
+		if f.node != nil && err == nil {
+			err = r.place(f, places[i])
 		}
 	}
 	return err
+}
+
+// sought is what has come of looking for a unit.
+type sought struct {
+	node
+	compares bool           // it may hold what the catalog does not have, or the other way round
+	stock    []schema.Stock // what it holds then
 }
 
 // recommit has a unit of this process commit what the process before has held and written down, and drop the rest. What lies on
@@ -61,7 +68,7 @@ func (r *recovering) recommit(u Unit, id uint32) error {
 	for i := range r.changes {
 		ch := &r.changes[i]
 		if ch.number > executed && ch.touches(id) {
-			_ = ch.on(id)
+			u.Delete(ch.partition, ch.fields, ch.on(id))
 		}
 		for _, part := range ch.staged {
 			if part.Unit != id {
@@ -82,11 +89,19 @@ func (r *recovering) reconcile(ctx context.Context, n, place node) error {
 	if err != nil {
 		return err
 	}
-	r.s.addLocked(n, place)
-	deletions, err := r.s.reconcileLocked(n, stock)
+	return r.place(sought{n, true, stock}, place)
+}
+
+// place puts a unit in its place.
+func (r *recovering) place(f sought, place node) (err error) {
+	r.s.addLocked(f.node, place)
+	if !f.compares {
+		return nil
+	}
+	deletions, err := r.s.reconcileLocked(f.node, f.stock)
 	for _, d := range deletions {
 		<-d.Done()
-		if err == nil {
+		if err == nil && f.Lost() == nil {
 			err = d.Err()
 		}
 	}
@@ -130,36 +145,28 @@ func (r *recovering) checkUnits() error {
 const findTime = 5 * time.Second
 
 // find connects to a unit and has it execute what it has missed.
-func (r *recovering) find(ctx context.Context, x *unitRecord) node {
-	ctx, cancel := context.WithTimeout(ctx, findTime)
-	defer cancel()
+func (r *recovering) find(ctx context.Context, x *unitRecord) sought {
+	owed := r.owedTo(x)
 	u, err := r.reach(ctx, x)
 	if err == nil && u.Incarnation() != x.Incarnation {
 		err = errors.Join(errOtherLife, u.Close())
 	}
+	f := sought{node: outside{u}}
 	if err == nil {
-		if err = catchUp(ctx, u, x.ID, r.changes); err != nil {
+		f.compares = x.Missed || u.Changed() > r.s.journal.log.Recovered()
+		if err = catchUp(ctx, u, owed); err == nil && f.compares {
+			f.stock, err = u.Inventory(ctx)
+		}
+		if err != nil {
 			_ = u.Close()
 		}
 	}
 	if err != nil {
-		return absent{*x, err, &r.changes}
+		missed := *x
+		missed.Missed, missed.Owed = true, owed
+		return sought{node: absent{missed, err}}
 	}
-	return outside{u}
-}
-
-// catchUpLate does for a unit that was missed until now what it would have been asked to do when the controller was started
-// anew. One that was started anew itself cannot: see recommit.
-func (n absent) catchUpLate(ctx context.Context, u *remote.Unit) error {
-	if u.Incarnation() == n.was.Incarnation {
-		return catchUp(ctx, u, n.was.ID, *n.changes)
-	}
-	for i := range *n.changes {
-		if ch := &(*n.changes)[i]; ch.number > u.Changed() && ch.touches(n.was.ID) {
-			u.Delete(ch.partition, ch.fields, ch.on(n.was.ID), 0) // in line before the inventory
-		}
-	}
-	return nil
+	return f
 }
 
 var (
@@ -169,6 +176,8 @@ var (
 
 // reach opens a unit. One that has not noticed yet that its controller is dead is asked again.
 func (r *recovering) reach(ctx context.Context, x *unitRecord) (*remote.Unit, error) {
+	ctx, cancel := context.WithTimeout(ctx, findTime)
+	defer cancel()
 	at := &wire.UnitAddress{
 		Name: x.Name, Host: x.Host, Socket: x.Socket, Secret: x.Secret, Address: x.Address, Machine: x.Machine, Key: x.Key,
 	}
@@ -193,43 +202,3 @@ func (r *recovering) reach(ctx context.Context, x *unitRecord) (*remote.Unit, er
 }
 
 const findPause = 10 * time.Millisecond
-
-// catchUp has a unit execute the changes that the dead controller has written down and not told it any more.
-func catchUp(ctx context.Context, u *remote.Unit, id uint32, changes []change) error {
-	for i := range changes {
-		ch := &changes[i]
-		if ch.number <= u.Changed() {
-			continue
-		}
-		for _, part := range ch.staged {
-			if part.Unit != id {
-				continue
-			}
-			if err := u.Recommit(ctx, part.Txn, pickRuns(ch.samples, part.Rows), ch.number); err != nil {
-				return err
-			}
-		}
-		if ch.deleted == nil || len(ch.deleted.Samples) == 0 {
-			continue
-		}
-		var mine []schema.Sample
-		for k, x := range ch.deleted.Samples {
-			if ch.deleted.Units[k] == id {
-				mine = append(mine, x)
-			}
-		}
-		if len(mine) == 0 {
-			continue
-		}
-		deleting := u.Delete(ch.partition, ch.deleted.Fields, mine, ch.number)
-		select {
-		case <-deleting.Done():
-		case <-ctx.Done():
-			return ctxError(ctx, "a unit deletes what was cleared")
-		}
-		if err := deleting.Err(); err != nil {
-			return err
-		}
-	}
-	return nil
-}

@@ -69,6 +69,8 @@ type unitRecord struct {
 	Key         []byte
 	Incarnation uint64
 	Replaces    int64 // number of the unit whose place it takes, -1: none
+	Missed      bool  // it was not found by a life of the controller, and has not joined again
+	Owed        []owedRecord
 }
 
 // stockRecord is what a unit has told that it holds.

@@ -22,12 +22,6 @@ func (s *Server) rejoin(ctx context.Context, n, old node) error {
 			n.Delete(cells.Partition, cells.Fields, cells.Samples, 0) // in line before the inventory
 		}
 	}
-	if missed(old) {
-		if err := unmetered(old).(absent).catchUpLate(ctx, unmetered(n).(outside).Unit); err != nil {
-			n.close()
-			return err
-		}
-	}
 	stock, err := n.Inventory(ctx)
 	if err != nil {
 		n.close()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -53,6 +54,35 @@ func TestACrashDoesNotTearAWriteOverDisks(t *testing.T) {
 			})
 		}
 	}
+}
+
+// What a power loss takes from the journal was executed by a unit on another host already. The unit does not take a later change for
+// it, and has no cell that nobody knows.
+func TestAChangeIsNotTakenForOneThatAPowerLossHasTaken(t *testing.T) {
+	within(t, setup{remote: true, journal: journal.Strict}, func(t *testing.T, s *system) {
+		u := s.user()
+		u.put(s.rows(narrow, []string{"k"}, 1))
+		s.mortal.mu.Lock()
+		s.mortal.power, s.mortal.synced = true, true
+		s.mortal.mu.Unlock()
+		u.beginPut(s.rows(narrow, []string{"k", "gone"}, 2, 2))
+		<-s.mortal.died
+		synctest.Wait()
+		require.EqualValues(t, 2, s.stats().Cells)
+		s.restart()
+		require.EqualValues(t, 1, s.stats().Cells)
+		u = s.user()
+		require.Equal(t, []string{"k"}, u.keys())
+		require.Equal(t, []int64{2}, u.values("k"), "the unit has executed it")
+		s.mortal.mu.Lock()
+		s.mortal.writes = 1
+		s.mortal.mu.Unlock()
+		u.beginPut(s.rows(narrow, []string{"k"}, 3))
+		<-s.mortal.died
+		s.restart()
+		require.Equal(t, []int64{3}, s.user().values("k"), "it was written down")
+		time.Sleep(2 * time.Minute)
+	})
 }
 
 // crashDuring lets the process die at a write to a file that a put makes, and says whether the next one has all of the put.

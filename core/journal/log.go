@@ -50,8 +50,10 @@ type Log struct {
 	logs     []uint32 // numbers of the logs in the folder, ascending
 	states   []uint32 // and of the states
 	ended    bool     // the journal is of no use to anybody
-	syncing  sync.Mutex
-	mu       struct {
+	// recovered is what Recover has found; see Recovered.
+	recovered uint64
+	syncing   sync.Mutex
+	mu        struct {
 		sync.Mutex
 		current *file
 		former  []*file // logs that a state does not cover yet, oldest first

@@ -63,11 +63,15 @@ func (l *Log) Recover(apply func(sequence uint64, record []byte) error) (found b
 	if err := r.logsFrom(from); err != nil {
 		return true, err
 	}
-	l.identity = r.identity
+	l.identity, l.recovered = r.identity, l.mu.next-1
 	l.mu.next += sequenceGap
 	l.mu.durable = l.mu.next - 1
 	return true, nil
 }
+
+// Recovered is the sequence of the last change that Recover has found, or of the last that the state has. Somebody who has executed
+// a later one has done what a power loss has taken.
+func (l *Log) Recovered() uint64 { return l.recovered }
 
 type recovery struct {
 	l        *Log

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -102,7 +103,7 @@ func (c *crasher) put() error {
 	for k, b := range tx.Blocks() {
 		to := c.s.Bytes(b)
 		for i := range []int{x.Rows, y.Rows}[k] {
-			copy(to[int64(i)*size:], value(c.seed, size))
+			copy(to[int64(i)*size:], text(c.seed))
 		}
 	}
 	if err := store.Prepare(context.Background(), tx); err != nil || c.rnd.IntN(6) == 0 {
@@ -152,11 +153,18 @@ func (c *crasher) readAll(s *Store, crashed bool) error {
 
 const noValue = "no value"
 
+// texts has the values by seed, because all stores of all tests here have the same.
+var texts sync.Map
+
 func text(seed uint64) string {
 	if seed == 0 {
 		return noValue
 	}
-	return string(value(seed, sizeOf(seed)))
+	known, ok := texts.Load(seed)
+	if !ok {
+		known, _ = texts.LoadOrStore(seed, string(value(seed, sizeOf(seed))))
+	}
+	return known.(string)
 }
 
 // find reads a cell under the generation of now, and after a crash under earlier ones too.

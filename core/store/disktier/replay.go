@@ -157,7 +157,7 @@ func joinShared(list []restored) (out []restored) {
 	for i := range list {
 		e := &list[i]
 		at, known := first[e.block]
-		if known && e.block.Size > 0 {
+		if known && e.block.Size > 0 && e.column.Rows == 1 && out[at].column.Rows == 1 {
 			out[at].samples = append(slices.Clip(out[at].samples), e.samples...)
 			continue
 		}
