@@ -32,7 +32,8 @@ func (t *txn) prepare(ctx context.Context) error {
 }
 
 // hold lets prepared shares of one write survive this process when a crash between their commits would tear it: when there are
-// several, some of which end on a disk of this process. The journal then tells which of them are to be committed still.
+// several, some of which end on a disk of this process. The journal then tells which of them are to be committed still. With a
+// strict journal a disk may be several writes behind it, and each of these is held.
 func (s *Server) hold(shares []share) error {
 	if s.journal == nil {
 		return nil
@@ -47,7 +48,7 @@ func (s *Server) hold(shares []share) error {
 			mine = append(mine, sh.staged)
 		}
 	}
-	if several += len(mine); several < 2 {
+	if several += len(mine); several < 2 && !s.journal.log.Strict() {
 		return nil
 	}
 	for _, staged := range mine {

@@ -233,6 +233,9 @@ func (l *Log) Durable(sequence uint64) bool {
 	return l.mu.durable >= sequence
 }
 
+// Strict reports whether a frame that is appended is not durable before a Sync.
+func (l *Log) Strict() bool { return l.opts.Durability == Strict }
+
 // Last is the sequence of the last frame.
 func (l *Log) Last() uint64 {
 	l.mu.Lock()

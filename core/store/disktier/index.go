@@ -114,6 +114,9 @@ func (t *Tier) Settle() {
 	}
 }
 
+// Keep implements table.Disk.
+func (t *Tier) Keep() error { return t.flush() }
+
 // Sync returns when all that has happened before is as durable as the tier promises.
 func (t *Tier) Sync() error {
 	if t.opts.Durability == None {

@@ -18,7 +18,7 @@ type heldPart struct {
 	rows             []schema.Sample // of the write, by index; more than the extent has share its only one
 }
 
-// Hold implements store.Holder. The note is as durable as the disk makes it after that.
+// Hold implements store.Holder. When it returns the note survives the end of the process.
 func (tx *staged) Hold() error {
 	s := tx.s
 	s.mu.Lock()
@@ -31,6 +31,9 @@ func (tx *staged) Hold() error {
 		tx.holdPartLocked(&tx.parts[i])
 	}
 	s.unlockAndTell(0)
+	if err := s.opts.Disk.Keep(); err != nil {
+		return err
+	}
 	return s.opts.Disk.Secure(nil, len(tx.columns)*tx.rows) // what was reserved for the commit may be taken by the note
 }
 

@@ -65,6 +65,8 @@ type Disk interface {
 	End()
 	// Settle does the file calls of what was noted and freed. No lock is held.
 	Settle()
+	// Keep returns when what was noted survives the end of the process. Settle may leave some of that for later.
+	Keep() error
 }
 
 // Options of a table.
