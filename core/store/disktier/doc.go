@@ -51,7 +51,8 @@
 //
 // None: the folder is emptied at Open, nothing but values is written. Relaxed: a write that has been committed and a delete
 // that has returned survive a killed process. Strict: what Sync has returned for survives a power loss. A frame is written
-// after the values that it names; space is given back after the frame that drops what was there.
+// after the values that it names; space is given back after the frame that drops what was there. A tier that follows a journal
+// (Tier.Follow) makes no frame durable before the journal is, as far as it was written when the frame was noted.
 //
 // # Space
 //
@@ -67,5 +68,5 @@
 //
 // Locks: Tier.places (allocation, page counts) and Tier.files (writing of the index) are held over file calls and never
 // under the table's lock, except that files is taken before it to write a new index. Tier.mu is taken under the table's lock
-// and last.
+// but for that of the journal last; files is held while the journal is made durable.
 package disktier
