@@ -106,7 +106,11 @@ func (c *crasher) put() error {
 			copy(to[int64(i)*size:], text(c.seed))
 		}
 	}
-	if err := store.Prepare(context.Background(), tx); err != nil || c.rnd.IntN(6) == 0 {
+	err = store.Prepare(context.Background(), tx)
+	if err == nil && c.rnd.IntN(3) == 0 {
+		err = store.Hold(tx)
+	}
+	if err != nil || c.rnd.IntN(6) == 0 {
 		tx.Abort()
 		return err
 	}
@@ -191,6 +195,7 @@ func (c *crasher) requireConsistent(s *Store, disk *vfs.Mem) {
 	require.NoError(c.t, c.readAll(s, true))
 	u := s.Tier().Usage()
 	require.Equal(c.t, s.Stats().DiskUsed, u.Live, "bytes on disk that no cell names")
+	s.DropHeld() // of a write whose end was not durable
 	for index := range int64(crashIndexes) {
 		for g := range c.gen[index] + 1 {
 			s.Delete("p", nil, []schema.Sample{{Index: index, Generation: g}})
