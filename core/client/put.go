@@ -116,10 +116,10 @@ func (c *Client) putStaged(ctx context.Context, req *Request, put *wire.PutReque
 			_, g.err = c.planAndFill(ctx, g.reply, inputs)
 			g.staging = staging
 		}
-		if g.err != nil && g.reply != nil && ctx.Err() == nil && c.opts.Redial != nil && c.conn() != conn {
+		if c.lostBeforeFilled(ctx, &g) {
 			again := *req
 			again.Timeout = remaining(req.Timeout, begun)
-			return c.putStaged(ctx, &again, put, inputs, done) // another server has not granted anything
+			return c.putStaged(ctx, &again, put, inputs, done)
 		}
 		c.finish(ctx, g, remaining(req.Timeout, begun), done)
 		return nil
@@ -139,9 +139,23 @@ func (c *Client) putStaged(ctx context.Context, req *Request, put *wire.PutReque
 				g.staging = staging
 			}
 		}
+		if c.lostBeforeFilled(ctx, &g) {
+			again := *req
+			again.Timeout = remaining(req.Timeout, begun)
+			if err := c.putStaged(ctx, &again, put, aside, done); err != nil {
+				done(&Result{Err: err})
+			}
+			return
+		}
 		c.finish(ctx, g, remaining(req.Timeout, begun), done)
 	})
 	return err
+}
+
+// lostBeforeFilled reports that the server has died between its grant and the filling of what it has granted: another one has not
+// granted anything.
+func (c *Client) lostBeforeFilled(ctx context.Context, g *granted) bool {
+	return g.err != nil && g.reply != nil && !c.remote() && c.lostMeanwhile(ctx, g.conn, g.err)
 }
 
 // columnsOf is the inputs without their bytes, which belong to the caller.

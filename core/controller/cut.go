@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"transferqueue/core/catalog"
+	"transferqueue/core/schema"
 	"transferqueue/core/snapshot"
 	"transferqueue/core/store"
 	"transferqueue/core/tqerr"
@@ -132,19 +133,29 @@ func (s *Server) writeCells(ctx context.Context, k *cut, v *snapshot.Values) err
 	return v.Finish()
 }
 
-// write writes the rows of a group in batches.
+// write writes the rows of a group in batches. A row that several samples of a batch share is written once.
 func (g *leasedGroup) write(ctx context.Context, p *snapshot.Part) error {
 	cursors := g.begin()
+	first := make(same, len(cursors))
+	for k := range cursors {
+		first[k] = firstShared(g.cells.Columns[k].Runs)
+	}
 	for from := 0; from < len(g.Samples); {
-		to := g.batchEnd(cursors, from)
+		to := g.batchEnd(cursors, first, from)
 		rows := &snapshot.Rows{Partition: g.Partition, Samples: g.Samples[from:to]}
+		stored := make([][]int64, len(cursors))
 		for k := range cursors {
-			rows.Columns = append(rows.Columns, g.cells.Columns[k].Column.Slice(from, to))
+			column := g.cells.Columns[k].Column.Slice(from, to)
+			if pairs, share := schema.StoredOnce(first[k], []int64{int64(from), int64(to)}); share != nil {
+				column = selectRuns([]schema.Column{g.cells.Columns[k].Column}, pairs)[0]
+				column.Share, stored[k] = share, pairs
+			}
+			rows.Columns = append(rows.Columns, column)
 		}
 		err := p.Rows(rows, func(put func([]byte) error) (err error) {
 			for k := range cursors {
 				if err == nil {
-					err = g.writeColumn(ctx, k, &cursors[k], to-from, put)
+					err = g.writeColumn(ctx, k, &cursors[k], to-from, stored[k], put)
 				}
 			}
 			return err
@@ -176,8 +187,9 @@ func (g *leasedGroup) begin() []runCursor {
 	return cursors
 }
 
-// writeColumn writes the next rows of a column. What lies on disk is read piece by piece, neighbours together.
-func (g *leasedGroup) writeColumn(ctx context.Context, column int, c *runCursor, rows int, put func([]byte) error) (err error) {
+// writeColumn writes the next rows of a column, of shared ones only those of stored, pairs [from, to), when that is not nil. What
+// lies on disk is read piece by piece, neighbours together.
+func (g *leasedGroup) writeColumn(ctx context.Context, column int, c *runCursor, rows int, stored []int64, put func([]byte) error) (err error) {
 	at := c.offsets[c.row]
 	onDisk := at // up to here, from at on
 	flush := func() {
@@ -187,15 +199,24 @@ func (g *leasedGroup) writeColumn(ctx context.Context, column int, c *runCursor,
 		at = onDisk
 	}
 	c.take(rows, func(run store.Run) {
-		if run.OnDisk {
+		for len(stored) > 0 && stored[1] <= int64(c.row) {
+			stored = stored[2:]
+		}
+		skip := stored != nil && run.Rows == 1 && (len(stored) == 0 || stored[0] > int64(c.row))
+		if run.OnDisk && !skip {
 			onDisk += run.Block.Size
 			return
 		}
 		flush()
-		if err == nil {
-			err = readLeased(ctx, g.unit, g.cells.Leases[0], run, g.inMemory[column], put)
-			g.inMemory[column] += run.Block.Size
+		if run.OnDisk {
+			at += run.Block.Size
+			onDisk = at
+			return
 		}
+		if err == nil && !skip {
+			err = readLeased(ctx, g.unit, g.cells.Leases[0], run, g.inMemory[column], put)
+		}
+		g.inMemory[column] += run.Block.Size
 		at += run.Block.Size
 		onDisk = at
 	})
@@ -243,10 +264,20 @@ func ctxOr(ctx context.Context, err error) error {
 }
 
 // batchEnd returns the row before which a batch ends.
-func (g *leasedGroup) batchEnd(cursors []runCursor, from int) int {
+func (g *leasedGroup) batchEnd(cursors []runCursor, first same, from int) int {
 	sum := int64(0)
+	known := make([]map[int64]bool, len(cursors))
 	for row := from; row < len(g.Samples); row++ {
 		for k := range cursors {
+			if first[k] != nil {
+				if known[k] == nil {
+					known[k] = map[int64]bool{}
+				}
+				if known[k][first[k][row]] {
+					continue
+				}
+				known[k][first[k][row]] = true
+			}
 			sum += cursors[k].offsets[row+1] - cursors[k].offsets[row]
 		}
 		if sum > batchBytes && row > from {
@@ -254,92 +285,4 @@ func (g *leasedGroup) batchEnd(cursors []runCursor, from int) int {
 		}
 	}
 	return len(g.Samples)
-}
-
-// stagedRows is rows of a file on their way into units: where they go, and the memory for them.
-type stagedRows struct {
-	partition string
-	indexes   []int64
-	shares    []share
-}
-
-func (r *stagedRows) abort() {
-	for _, sh := range r.shares {
-		if sh.staged != nil {
-			sh.staged.Abort()
-		}
-	}
-}
-
-// stageShares reserves memory for all shares or none. What is staged does not move to disk to make room, so what finds none goes
-// there directly.
-func stageShares(ctx context.Context, partition string, shares []share) error {
-	for i := range shares {
-		sh := &shares[i]
-		if len(sh.cols) == 0 {
-			continue
-		}
-		var err error
-		sh.staged, err = sh.unit.Stage(ctx, partition, sh.cols, nil)
-		if tqerr.CodeOf(err) == tqerr.ResourceExhausted && sh.unit.Stats().DiskLimit > 0 {
-			sh.staged, err = sh.unit.StageOnDisk(ctx, partition, sh.cols)
-		}
-		if err != nil {
-			for k := range i {
-				if shares[k].staged != nil {
-					shares[k].staged.Abort()
-				}
-			}
-			return err
-		}
-	}
-	return nil
-}
-
-// placeOf is where the bytes of columns go. When they are there, they are sent to units on other hosts, and those that go to disk
-// are written, and leave memory.
-func placeOf(ctx context.Context, shares []share, columns int) (snapshot.Place, error) {
-	pieces, flushes, err := placesOf(shares, columns)
-	return snapshot.Place{Pieces: pieces, Filled: func() error {
-		for i, sh := range shares {
-			if sh.staged == nil {
-				continue
-			}
-			if err := flushes[i](ctx); err != nil {
-				return err
-			}
-			if err := store.PrepareAndShed(ctx, sh.staged); err != nil {
-				return err
-			}
-		}
-		return nil
-	}}, err
-}
-
-// placesOf returns where the bytes of columns go, column by column in the order of the rows, and of each share what brings them to
-// its unit when they are there.
-func placesOf(shares []share, columns int) (places [][]byte, flushes []func(context.Context) error, err error) {
-	if columns == 0 {
-		return nil, make([]func(context.Context) error, len(shares)), nil
-	}
-	blocks := make([][][]byte, len(shares))
-	for i := range shares {
-		found, flush, err := shares[i].toFill()
-		if err != nil {
-			return nil, nil, err
-		}
-		blocks[i], flushes = found, append(flushes, flush)
-	}
-	order := pieces(shares)
-	for k := range columns {
-		offsets := make([][]int64, len(shares))
-		for i, sh := range shares {
-			offsets[i] = sh.cols[k].Offsets()
-		}
-		for _, p := range order {
-			o := offsets[p.share]
-			places = append(places, blocks[p.share][k][o[p.at]:o[p.at+p.rows]])
-		}
-	}
-	return places, flushes, nil
 }

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"transferqueue/core/schema"
+	"transferqueue/core/store"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/wire"
 )
@@ -89,6 +90,28 @@ func rowIn(c *schema.Column, i int) int {
 	return int(c.Share[i])
 }
 
+// rowSizes returns a function that sums the bytes of a row over all columns.
+func rowSizes(columns []schema.Column) func(int) int64 {
+	uniform := int64(0)
+	var ragged [][]int64
+	for i := range columns {
+		if columns[i].Form == schema.Uniform {
+			uniform += columns[i].RowBytes()
+		} else {
+			ragged = append(ragged, columns[i].Offsets())
+		}
+	}
+	return func(row int) int64 {
+		n := uniform
+		for _, offsets := range ragged {
+			if row+1 < len(offsets) {
+				n += offsets[row+1] - offsets[row]
+			}
+		}
+		return n
+	}
+}
+
 // storedSizes is rowSizes for a write some of whose rows are stored once: with the first that has the bytes.
 func (t *txn) storedSizes() func(int) int64 {
 	if t.same == nil {
@@ -106,6 +129,62 @@ func (t *txn) storedSizes() func(int) int64 {
 		}
 		return n
 	}
+}
+
+// firstShared says of the rows of a leased column which is the first that lies at the same place: several samples share it. nil: no
+// two do.
+func firstShared(runs []store.Run) (first []int64) {
+	type place struct {
+		block  store.Block
+		onDisk bool
+	}
+	known := map[place]int64{}
+	row, shared := int64(0), false
+	for _, run := range runs {
+		at, is := row, false
+		if run.Rows == 1 && run.Block.Size > 0 {
+			if at, is = known[place{run.Block, run.OnDisk}]; !is {
+				at = row
+				known[place{run.Block, run.OnDisk}] = row
+			}
+		}
+		shared = shared || is
+		for range run.Rows {
+			first = append(first, at)
+			at, row = at+1, row+1
+		}
+	}
+	if !shared {
+		return nil
+	}
+	return first
+}
+
+// eachItsOwn describes columns some of whose rows several samples share as if each sample had its own, and says which are the
+// same.
+func eachItsOwn(columns []schema.Column) ([]schema.Column, same) {
+	var first same
+	out := slices.Clone(columns)
+	for k := range columns {
+		c := &columns[k]
+		if c.Share == nil {
+			continue
+		}
+		if first == nil {
+			first = make(same, len(columns))
+		}
+		b := schema.NewBuilder(c.Field)
+		sample := make([]int64, 0, c.Rows) // of each row, the first
+		for i, row := range c.Share {
+			if int(row) == len(sample) {
+				sample = append(sample, int64(i))
+			}
+			first[k] = append(first[k], sample[row])
+			b.AppendRows(c, int(row), int(row)+1)
+		}
+		out[k] = b.Column()
+	}
+	return out, first
 }
 
 // dedupOf checks the fields of a parsed put whose equal results are stored once.

@@ -22,10 +22,41 @@ func (t *txn) writesDisk() bool {
 // prepare writes what goes to disk on all units, all or nothing: when it fails, the write is aborted.
 func (t *txn) prepare(ctx context.Context) error {
 	err := prepareShares(ctx, t.shares)
+	if err == nil {
+		err = t.s.hold(t.shares)
+	}
 	if err != nil {
 		t.abort()
 	}
 	return err
+}
+
+// hold lets prepared shares of one write survive this process when a crash between their commits would tear it: when there are
+// several, some of which end on a disk of this process. The journal then tells which of them are to be committed still. With a
+// strict journal a disk may be several writes behind it, and each of these is held.
+func (s *Server) hold(shares []share) error {
+	if s.journal == nil {
+		return nil
+	}
+	several, mine := 0, []store.Staged(nil)
+	for _, sh := range shares {
+		switch {
+		case sh.staged == nil:
+		case sh.unit.waits():
+			several++
+		case sh.unit.Durable() && store.OnDisk(sh.staged):
+			mine = append(mine, sh.staged)
+		}
+	}
+	if several += len(mine); several < 2 && !s.journal.log.Strict() {
+		return nil
+	}
+	for _, staged := range mine {
+		if err := store.Hold(staged); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // prepareShares writes what goes to disk of staged shares. The caller aborts all when it fails.
@@ -48,7 +79,11 @@ func prepareShares(ctx context.Context, shares []share) error {
 
 // prepareResults does the same for the results of a transformation.
 func (t *txn) prepareResults(ctx context.Context, results []*unit.Transformed) error {
-	return prepareShares(ctx, sharesOf(t.shares, results))
+	shares := sharesOf(t.shares, results)
+	if err := prepareShares(ctx, shares); err != nil {
+		return err
+	}
+	return t.s.hold(shares)
 }
 
 // onDisk reports whether a write can have to do with disks.

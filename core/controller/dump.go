@@ -206,6 +206,47 @@ func (l *rowLoading) abort() {
 	}
 }
 
+// applyLocked changes the catalog and commits all rows, and notes their tags by key. Called with mu held.
+func (l *rowLoading) applyLocked(tags map[string][]byte) error {
+	s := l.s
+	writes, units := make([]*catalog.Write, len(l.txns)), make([][]uint32, len(l.txns))
+	for i, t := range l.txns {
+		writes[i], units[i] = &t.write, t.units
+	}
+	if err := s.mu.cat.CheckAll(writes, units); err != nil {
+		return err
+	}
+	for _, t := range l.txns {
+		if err := t.reachable(); err != nil {
+			return err
+		}
+	}
+	change, err := s.notePutsLocked(replyNothing, l.txns...)
+	if err != nil {
+		return err
+	}
+	for _, t := range l.txns {
+		result, err := t.commitLocked(change)
+		if err != nil {
+			return tqerr.Wrap(tqerr.Internal, err, "a write that was checked failed")
+		}
+		for i, key := range t.write.Keys {
+			if result.Tags != nil {
+				tags[key] = result.Tags[i]
+			}
+		}
+	}
+	return nil
+}
+
+// shares are those of all writes.
+func (l *rowLoading) shares() (all []share) {
+	for _, t := range l.txns {
+		all = append(all, t.shares...)
+	}
+	return all
+}
+
 // read stages all rows as writes by key.
 func (l *rowLoading) read(dir string, cut snapshot.Cut) error {
 	l.rowOf = make(map[int64]int, len(l.index.Keys))
@@ -234,7 +275,8 @@ func (l *rowLoading) stage(rows *snapshot.Rows) (place snapshot.Place, err error
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	w := catalog.Write{Partition: l.index.Partition, Columns: rows.Columns}
+	columns, same := eachItsOwn(rows.Columns)
+	w := catalog.Write{Partition: l.index.Partition, Columns: columns}
 	for _, x := range rows.Samples {
 		row, known := l.rowOf[x.Index]
 		if !known {
@@ -244,27 +286,28 @@ func (l *rowLoading) stage(rows *snapshot.Rows) (place snapshot.Place, err error
 		w.Keys, w.Tags = append(w.Keys, l.index.Keys[row]), append(w.Tags, l.index.Tags[row])
 	}
 	l.seen += len(w.Keys)
-	units, err := l.place(&w)
+	t := &txn{s: l.s, req: &wire.PutRequest{}, write: w, rows: len(w.Keys), same: same}
+	units, err := l.place(t)
 	if err != nil {
 		return place, err
 	}
-	t := &txn{s: l.s, req: &wire.PutRequest{}, write: w, rows: len(w.Keys), units: units}
+	t.units = units
 	t.shares = t.split(units)
 	if err := stageShares(l.ctx, w.Partition, t.shares); err != nil {
 		return place, err
 	}
 	l.txns = append(l.txns, t)
-	return placeOf(l.ctx, t.shares, len(rows.Columns))
+	return placeOf(l.ctx, t.shares, columns, same)
 }
 
 // place decides where rows go, minding those that were placed before and are not in the catalog yet.
-func (l *rowLoading) place(w *catalog.Write) ([]uint32, error) {
+func (l *rowLoading) place(t *txn) ([]uint32, error) {
 	rooms := l.s.rooms()
 	l.s.mu.RLock()
-	units, err := l.s.mu.cat.Check(w)
+	units, err := l.s.mu.cat.Check(&t.write)
 	fresh := slices.Clone(units)
 	if err == nil {
-		err = l.s.mu.cat.PlaceBeside(units, l.from, rowSizes(w.Columns), rooms, l.coming)
+		err = l.s.mu.cat.PlaceBeside(units, l.from, t.storedSizes(), rooms, l.coming)
 	}
 	l.s.mu.RUnlock()
 	for i, unit := range fresh {
@@ -282,36 +325,10 @@ func (l *rowLoading) apply(ctx context.Context) ([][]byte, error) {
 		w := catalog.Write{Partition: l.index.Partition, Keys: l.index.Keys}
 		return newWriteSet(w.Partition, nil, s.mu.cat.Existing(&w), false)
 	}
-	write := &instant{cells: cells, do: func() (any, error) {
-		writes, units := make([]*catalog.Write, len(l.txns)), make([][]uint32, len(l.txns))
-		for i, t := range l.txns {
-			writes[i], units[i] = &t.write, t.units
-		}
-		if err := s.mu.cat.CheckAll(writes, units); err != nil {
-			return nil, err
-		}
-		for _, t := range l.txns {
-			if err := t.reachable(); err != nil {
-				return nil, err
-			}
-		}
-		change, err := s.notePutsLocked(replyNothing, l.txns...)
-		if err != nil {
-			return nil, err
-		}
-		for _, t := range l.txns {
-			result, err := t.commitLocked(change)
-			if err != nil {
-				return nil, tqerr.Wrap(tqerr.Internal, err, "a write that was checked failed")
-			}
-			for i, key := range t.write.Keys {
-				if result.Tags != nil {
-					tags[key] = result.Tags[i]
-				}
-			}
-		}
-		return nil, nil
-	}}
+	write := &instant{cells: cells, do: func() (any, error) { return nil, l.applyLocked(tags) }}
+	if err := s.hold(l.shares()); err != nil {
+		return nil, err
+	}
 	set, _, err := s.attempt(write)
 	if set != nil {
 		_, err = s.inTurn(ctx, set, write)

@@ -79,11 +79,15 @@ func (s *Server) openUnit(ctx context.Context, at *wire.UnitAddress, old node) (
 		ID: s.nextUnit(), Name: at.Name, Host: at.Host, Socket: at.Socket, Secret: at.Secret, Address: at.Address, Key: at.Key,
 		Machine: s.machineOf(at), Session: s.number, Keep: keeps(old) || missed(old), Hold: s.journal != nil,
 	})
-	if err == nil && s.journal != nil && keeps(old) {
-		// What this controller had there has ended for it when the unit was lost.
-		if err = u.Settle(ctx, true); err != nil {
-			_ = u.Close()
-		}
+	switch {
+	case err != nil || s.journal == nil:
+	case missed(old):
+		err = payOwed(ctx, u, old)
+	case keeps(old):
+		err = u.Settle(ctx, true) // what this controller had there has ended for it when the unit was lost
+	}
+	if err != nil && u != nil {
+		_ = u.Close()
 	}
 	return u, err
 }

@@ -99,14 +99,13 @@ func (s *Server) notePutsLocked(reply uint8, txns ...*txn) (uint64, error) {
 	for i, t := range txns {
 		r := newPutRecord(t.origin, &t.write, t.units, reply)
 		for _, sh := range t.shares {
-			if sh.staged != nil && sh.unit.Durable() && store.OnDisk(sh.staged) {
-				r.Disks = append(r.Disks, int64(sh.unit.ID()))
-			}
-			if sh.staged == nil || !sh.unit.waits() {
+			if sh.staged == nil {
 				continue
 			}
 			if number := store.TxnOf(sh.staged); number != 0 {
 				r.Staged = append(r.Staged, stagedRecord{Unit: sh.unit.ID(), Txn: number, Rows: sh.runs})
+			} else if sh.unit.Durable() && store.OnDisk(sh.staged) {
+				r.Disks = append(r.Disks, int64(sh.unit.ID()))
 			}
 		}
 		var err error
@@ -249,6 +248,7 @@ func (s *Server) afterDurable(answer func(error)) {
 	sync := func() {
 		err := j.log.Sync(last)
 		if err != nil {
+			s.turnSoon() // also when nobody writes any more
 			err = tqerr.Wrap(tqerr.CodeOf(err), err, "done, but it may not survive a crash")
 		}
 		answer(err)

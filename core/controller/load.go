@@ -184,18 +184,19 @@ func (l *loading) stage(rows *snapshot.Rows) (place snapshot.Place, err error) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	units, err := l.restored.Place(rows.Partition, rows.Samples, rows.Columns, l.s.rooms(), rowSizes(rows.Columns))
+	columns, same := eachItsOwn(rows.Columns)
+	t := &txn{s: l.s, write: catalog.Write{Columns: columns}, same: same}
+	units, err := l.restored.Place(rows.Partition, rows.Samples, columns, l.s.rooms(), t.storedSizes())
 	if err != nil {
 		return place, err
 	}
 	staged := &stagedRows{partition: rows.Partition, indexes: indexesOf(rows.Samples)}
-	shares := (&txn{s: l.s, write: catalog.Write{Columns: rows.Columns}}).split(units)
-	if err := stageShares(l.ctx, rows.Partition, shares); err != nil {
+	staged.shares = t.split(units)
+	if err := stageShares(l.ctx, rows.Partition, staged.shares); err != nil {
 		return place, err
 	}
-	staged.shares = shares
 	l.rows = append(l.rows, staged)
-	return placeOf(l.ctx, shares, len(rows.Columns))
+	return placeOf(l.ctx, staged.shares, columns, same)
 }
 
 // swapIn makes a checkpoint visible in the place of everything that is there, at once. A sampler that Python runs gets its

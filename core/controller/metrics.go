@@ -124,6 +124,9 @@ func (p *meteredPut) CommitChange(samples []schema.Sample, change uint64) {
 // Txn implements store.Numbered.
 func (p *meteredPut) Txn() uint64 { return store.TxnOf(p.Staged) }
 
+// Hold implements store.Holder.
+func (p *meteredPut) Hold() error { return store.Hold(p.Staged) }
+
 // OnDisk implements store.Numbered.
 func (p *meteredPut) OnDisk() bool { return store.OnDisk(p.Staged) }
 

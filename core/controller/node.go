@@ -9,6 +9,7 @@ import (
 	"transferqueue/core/guard"
 	"transferqueue/core/schema"
 	"transferqueue/core/store"
+	"transferqueue/core/store/disktier"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/unit"
 	"transferqueue/core/unit/remote"
@@ -27,8 +28,14 @@ type Unit interface {
 	Secure() error
 	// Changed is the number of the last change that it has executed on its disk.
 	Changed() uint64
-	// Own makes what is on its disk that of a session, and fails when it is another's.
+	// Follow keeps what is done from becoming durable before the journal knows of it for good.
+	Follow(j disktier.Journal)
+	// Recommit commits what an earlier process has held, and DropHeld frees the rest.
+	Recommit(txn uint64, samples []schema.Sample, change uint64) error
+	DropHeld()
+	// Own makes what is on its disk that of a session, and fails when it is another's. Owns says that it is.
 	Own(session string) error
+	Owns(session string) bool
 	Counters() store.Counters
 	ID() uint32
 	Name() string
@@ -83,7 +90,7 @@ type node interface {
 	Lost() error
 	// waits reports that the unit answers later, so that handlers must not wait for it on the goroutine that they are called on.
 	waits() bool
-	// sync waits until Stats is what the unit holds.
+	// sync waits until Stats is what the unit holds, and until a unit of this process has made that as durable as it promises.
 	sync(ctx context.Context) error
 	// disconnect ends requests to the unit, and close what the server has of it.
 	disconnect()
@@ -106,7 +113,7 @@ func (n inside) away() *remote.Unit { return nil }
 func (n inside) SampleLimit() int64                  { return n.samples }
 func (n inside) Lost() error                         { return nil }
 func (n inside) waits() bool                         { return false }
-func (n inside) sync(context.Context) error          { return nil }
+func (n inside) sync(context.Context) error          { return n.Secure() }
 func (n inside) close()                              {}
 func (n inside) disconnect()                         {}
 func (n inside) descriptors() []int                  { return nil }

@@ -346,28 +346,6 @@ func (t *txn) payloadOf(sh *share) []byte {
 	return out
 }
 
-// rowSizes returns a function that sums the bytes of a row over all columns.
-func rowSizes(columns []schema.Column) func(int) int64 {
-	uniform := int64(0)
-	var ragged [][]int64
-	for i := range columns {
-		if columns[i].Form == schema.Uniform {
-			uniform += columns[i].RowBytes()
-		} else {
-			ragged = append(ragged, columns[i].Offsets())
-		}
-	}
-	return func(row int) int64 {
-		n := uniform
-		for _, offsets := range ragged {
-			if row+1 < len(offsets) {
-				n += offsets[row+1] - offsets[row]
-			}
-		}
-		return n
-	}
-}
-
 // couldFit reports whether the write would fit into empty units, so that waiting makes sense.
 func (t *txn) couldFit() bool {
 	total, largest := int64(0), int64(0)

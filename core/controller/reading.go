@@ -112,7 +112,7 @@ func (r *read) inPieces(ctx context.Context, columns int, total int64) ([]byte, 
 	}
 	for k := range columns {
 		for _, p := range r.order {
-			if err := groups[p.share].writeColumn(ctx, k, &cursors[p.share][k], p.rows, put); err != nil {
+			if err := groups[p.share].writeColumn(ctx, k, &cursors[p.share][k], p.rows, nil, put); err != nil {
 				return nil, err
 			}
 		}

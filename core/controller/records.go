@@ -69,6 +69,8 @@ type unitRecord struct {
 	Key         []byte
 	Incarnation uint64
 	Replaces    int64 // number of the unit whose place it takes, -1: none
+	Missed      bool  // it was not found by a life of the controller, and has not joined again
+	Owed        []owedRecord
 }
 
 // stockRecord is what a unit has told that it holds.
@@ -104,10 +106,11 @@ type putRecord struct {
 	Reply     uint8        // what it is answered with, see replyOf
 	Fields    wire.Strings // of the answer to an insert
 	Staged    []stagedRecord
-	Disks     wire.Ints // units of the controller's process to whose disks some of it goes
+	Disks     wire.Ints // the unit of the controller's process to whose disk all of it goes that outlives the process
 }
 
-// stagedRecord is a part of a write that a unit in another process has staged under its number: pairs [from, to) of rows.
+// stagedRecord is a part of a write that a unit keeps under a number after the death of the controller: what a unit in another
+// process has staged, or one of the controller's process holds. Rows are pairs [from, to).
 type stagedRecord struct {
 	Unit uint32
 	Txn  uint64

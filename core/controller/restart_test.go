@@ -39,6 +39,7 @@ type mortal struct {
 	power  bool     // dies of a power loss
 	rng    *rand.Rand
 	writes int           // after so many it dies by itself; 0: never
+	synced bool          // it dies at the next fsync, before that is made
 	died   chan struct{} // closed then
 }
 
@@ -115,7 +116,15 @@ func (f mortalFile) WriteAt(p []byte, off int64) (n int, err error) {
 	return n, err
 }
 
-func (f mortalFile) Sync() error { return f.m.do(f.DiskFile.Sync) }
+func (f mortalFile) Sync() error {
+	f.m.mu.Lock()
+	if f.m.synced {
+		f.m.dieLocked()
+	}
+	f.m.mu.Unlock()
+	return f.m.do(f.DiskFile.Sync)
+}
+
 func (f mortalFile) Allocate(off, size int64) error {
 	return f.m.do(func() error { return f.DiskFile.Allocate(off, size) })
 }
@@ -284,6 +293,47 @@ func TestAUnitThatIsMissedForAWhile(t *testing.T) {
 	})
 }
 
+// A controller dies when it has written down a put and a clear of a field, and has told the unit neither; the next one does not find
+// the unit. Whenever that is there again, it has what was written down.
+func TestAUnitThatIsMissedAndOwedChanges(t *testing.T) {
+	for name, again := range map[string]func(s *system){
+		"joins":                     func(s *system) { s.joinHosts() },
+		"is found by the next":      func(s *system) { s.restart() },
+		"joins after a second life": func(s *system) { s.hosts[0].dead = true; s.restart(); s.hosts[0].dead = false; s.joinHosts() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			within(t, setup{remote: true, journal: journal.Relaxed}, func(t *testing.T, s *system) {
+				u := s.user()
+				b := s.rows(narrow, []string{"k"}, 1)
+				b.Fields, b.columns = append(b.Fields, "y"), append(b.columns, s.same(narrow, 1))
+				u.put(b)
+				dies := func(begin func(u *user)) {
+					s.mortal.mu.Lock()
+					s.mortal.writes = 1
+					s.mortal.mu.Unlock()
+					begin(s.user())
+					<-s.mortal.died
+					s.hosts[0].dead = true
+					s.restart()
+				}
+				dies(func(u *user) { u.beginPut(s.rows(narrow, []string{"k"}, 2)) })
+				require.Equal(t, "UNAVAILABLE", s.user().state("unit-0"))
+				dies(func(u *user) {
+					u.begin(wire.OpClear, &wire.ClearRequest{Partition: "p", Keys: []string{"k"}, Fields: []string{"y"}}, 0)
+				})
+				s.hosts[0].dead = false
+				again(s)
+				require.Equal(t, "ACTIVE", s.user().state("unit-0"))
+				require.Equal(t, []int64{2}, s.user().values("k"))
+				require.Equal(t, []string{"x"}, s.user().get("k").names)
+				require.EqualValues(t, 1, s.stats().Cells)
+				time.Sleep(2 * time.Minute)
+				require.Zero(t, s.stats().Staged)
+			})
+		})
+	}
+}
+
 // Several clients work at random over a controller that dies again and again, at any moment; what each has written is what it
 // reads, and nothing that it did has happened twice.
 func TestRandomOperationsWithRestarts(t *testing.T) {
@@ -370,7 +420,7 @@ func TestEveryCallOfTheJournalCanFail(t *testing.T) {
 		failing := &vfs.FailingDisk{At: -1, Err: []error{unix.EIO, unix.ENOSPC}[at%2]}
 		within(t, setup{units: 2, remote: true, journal: journal.Relaxed, failing: failing}, func(t *testing.T, s *system) {
 			u, model := s.user(following), map[string]int64{}
-			failing.In(at)
+			failing.FailNext(at)
 			did := func(err error) bool {
 				if err != nil {
 					require.Equal(t, tqerr.IO, tqerr.CodeOf(err), "call %d: %v", at, err)

@@ -150,8 +150,12 @@ func (s *system) addUnit(i int) {
 		if s.setup.journal == journal.Strict {
 			durability = disktier.Strict
 		}
+		threshold := int64(1)
+		if o.Disk != nil {
+			threshold = o.Disk.Threshold
+		}
 		disk := unit.Disk{
-			Path: s.folder, Durability: durability, Namespace: "n", Name: o.Name, Threshold: 1, HighWatermark: 0.9, LowWatermark: 0.7,
+			Path: s.folder, Durability: durability, Namespace: "n", Name: o.Name, Threshold: threshold, HighWatermark: 0.9, LowWatermark: 0.7,
 		}.OnDisk(s.mortal)
 		o.Disk = disk
 	}

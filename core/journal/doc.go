@@ -43,8 +43,9 @@
 // # Durability
 //
 // Relaxed: what Append has returned for survives the end of the process. Strict: what Sync has returned for survives a power
-// loss. A log may end in bytes that are no frame, which nobody was told of; Open drops them. It does not do so when a later
-// frame says that what is missing was durable: then the journal is damaged, and is refused.
+// loss. A log may end in bytes that are no frame, which nobody was told of; Recover drops them, and leaves a gap in the sequences
+// for what is lost. It does not do so when a later frame says that what is missing was durable: then the journal is damaged, and is
+// refused.
 //
 // # States
 //

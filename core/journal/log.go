@@ -50,8 +50,10 @@ type Log struct {
 	logs     []uint32 // numbers of the logs in the folder, ascending
 	states   []uint32 // and of the states
 	ended    bool     // the journal is of no use to anybody
-	syncing  sync.Mutex
-	mu       struct {
+	// recovered is what Recover has found; see Recovered.
+	recovered uint64
+	syncing   sync.Mutex
+	mu        struct {
 		sync.Mutex
 		current *file
 		former  []*file // logs that a state does not cover yet, oldest first
@@ -230,6 +232,9 @@ func (l *Log) Durable(sequence uint64) bool {
 	defer l.mu.Unlock()
 	return l.mu.durable >= sequence
 }
+
+// Strict reports whether a frame that is appended is not durable before a Sync.
+func (l *Log) Strict() bool { return l.opts.Durability == Strict }
 
 // Last is the sequence of the last frame.
 func (l *Log) Last() uint64 {

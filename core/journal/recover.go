@@ -36,6 +36,10 @@ func (l *Log) look() error {
 	return nil
 }
 
+// sequenceGap is left between the changes of two lives. What a power loss has taken from the end of a log may have been executed
+// somewhere, and its sequences must not be taken for those of later changes.
+const sequenceGap = 1 << 32
+
 // Recover hands out the records of the last state, with sequence 0, and of everything that was appended since, in order. It
 // changes nothing.
 // Nothing can be appended before a Turn has begun a log and finished a state. Found is false for a folder without a journal.
@@ -59,10 +63,15 @@ func (l *Log) Recover(apply func(sequence uint64, record []byte) error) (found b
 	if err := r.logsFrom(from); err != nil {
 		return true, err
 	}
-	l.identity = r.identity
+	l.identity, l.recovered = r.identity, l.mu.next-1
+	l.mu.next += sequenceGap
 	l.mu.durable = l.mu.next - 1
 	return true, nil
 }
+
+// Recovered is the sequence of the last change that Recover has found, or of the last that the state has. Somebody who has executed
+// a later one has done what a power loss has taken.
+func (l *Log) Recovered() uint64 { return l.recovered }
 
 type recovery struct {
 	l        *Log

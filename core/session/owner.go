@@ -29,7 +29,7 @@ func own(ctx context.Context, cfg *Config, p paths, lock *os.File) (_ *Session, 
 		}
 	}()
 	if p.sweepUnpublished(); lock != nil {
-		p.sweep()
+		p.sweep(!cfg.Journal.none())
 	}
 	host, _ := os.Hostname()
 	if err = s.startController(ctx, cfg, host); err != nil {

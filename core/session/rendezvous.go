@@ -185,10 +185,13 @@ func (p paths) sweepUnpublished() {
 	}
 }
 
-// sweep removes what owners that died have left. Called with the lock held.
-func (p paths) sweep() {
+// sweep removes what owners that died have left. Called with the lock held. Their rendezvous file stays when their session may go
+// on: were it missing, and this process died before it has written its own, clients would take the session for closed.
+func (p paths) sweep(goesOn bool) {
 	p.removeDead(func(middle, ext string) bool { return middle != "" && (ext == "sock" || ext == "tmp") })
-	_ = os.Remove(p.file)
+	if !goesOn {
+		_ = os.Remove(p.file)
+	}
 }
 
 // removeDead removes those files of the namespace whose names say so, but for sockets of units that live.

@@ -27,7 +27,7 @@
 //
 // The body of a record is a msgpack array as package wire writes it, but for a data record (type 1), which is a piece of a
 // byte stream: behind a rows record come data records with the bytes of all its columns, one column after another, cut
-// anywhere. A piece is packed when a sample of it shrinks to half and packing is not much slower than the disk.
+// anywhere; rows that several samples share (Column.Share) come once, in the order of the first sample of each. A piece is packed when a sample of it shrinks to half and packing is not much slower than the disk.
 //
 // # A folder
 //

@@ -15,7 +15,8 @@ import (
 	"transferqueue/core/wire"
 )
 
-// Rows is samples of one partition with all their cells, whose bytes follow.
+// Rows is samples of one partition with all their cells, whose bytes follow. Rows of a column that several samples share follow
+// once, in the order of the first sample of each.
 type Rows struct {
 	Partition string
 	Samples   []schema.Sample
@@ -247,6 +248,18 @@ func (s *Stored) ReadPart(ctx context.Context, k int, stage func(rows *Rows) (Pl
 	return nil
 }
 
+// inOrder reports whether the rows that several samples share come in the order of the first sample of each.
+func inOrder(c *schema.Column) bool {
+	next := 0
+	for _, row := range c.Share {
+		if int(row) > next {
+			return false
+		}
+		next = max(next, int(row)+1)
+	}
+	return c.Share == nil || next == c.Rows
+}
+
 func (r *reader) rows(body []byte) (*Rows, error) {
 	var x rowsRecord
 	if err := r.message(body, &x); err != nil {
@@ -260,8 +273,8 @@ func (r *reader) rows(body []byte) (*Rows, error) {
 	need := int64(0)
 	for k := range x.Columns {
 		out.Columns[k] = schema.Column(x.Columns[k])
-		if out.Columns[k].Share != nil || out.Columns[k].Rows != len(samples) {
-			return nil, r.bad("record %d: field %q: %d rows, want %d", r.records, out.Columns[k].Field, out.Columns[k].Rows, len(samples))
+		if c := &out.Columns[k]; c.Samples() != len(samples) || !inOrder(c) {
+			return nil, r.bad("record %d: field %q: %d rows for %d samples, want %d", r.records, c.Field, c.Rows, c.Samples(), len(samples))
 		}
 		// Even well packed, the bytes cannot be more than the data records that the file has room for.
 		if need += out.Columns[k].Bytes(); need < 0 || need > (r.left/headSize+1)*blockSize {

@@ -118,10 +118,25 @@ type Preparer interface {
 type Numbered interface {
 	// CommitChange is Commit with the number of the change in the controller's journal; 0: it has none.
 	CommitChange(samples []schema.Sample, change uint64)
-	// Txn is the number by which the unit knows it, also when the controller has died; 0: it ends with the controller's process.
+	// Txn is the number by which the unit knows it, also when the controller has died; 0: it ends with the controller's process,
+	// unless it is held.
 	Txn() uint64
 	// OnDisk reports whether some of it goes to disk, where the number of the change lies then too.
 	OnDisk() bool
+}
+
+// Holder is a Staged of a store that keeps values beyond its process. Hold, after Prepare, makes what was prepared one that a
+// later process may commit, by the number that Txn returns from then on; Commit and Abort end that.
+type Holder interface {
+	Hold() error
+}
+
+// Hold calls Hold where there is one.
+func Hold(s Staged) error {
+	if h, ok := s.(Holder); ok {
+		return h.Hold()
+	}
+	return nil
 }
 
 // OnDisk reports whether some of a staged write goes to disk.

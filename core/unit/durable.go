@@ -1,6 +1,7 @@
 package unit
 
 import (
+	"transferqueue/core/schema"
 	"transferqueue/core/store/disktier"
 	"transferqueue/core/tqerr"
 )
@@ -24,18 +25,49 @@ func (u *Unit) Changed() uint64 {
 	return u.tiers.Tier().Marked()
 }
 
-// Own makes the cells on disk those of a session. AlreadyExists when there are some of another one: nobody but that knows what
-// they are, so they are neither used nor removed.
-func (u *Unit) Own(session string) error {
+// Follow lets what is done on disk become durable only after the journal of the controller knows of it for good.
+func (u *Unit) Follow(j disktier.Journal) {
+	if u.Durable() {
+		u.tiers.Tier().Follow(j)
+	}
+}
+
+// Recommit makes visible what an earlier process has prepared and held under a number, unless it has done so itself.
+func (u *Unit) Recommit(txn uint64, samples []schema.Sample, change uint64) error {
 	if !u.Durable() {
 		return nil
 	}
+	return u.tiers.CommitHeld(txn, samples, change)
+}
+
+// DropHeld frees what an earlier process has held, and is not to be committed.
+func (u *Unit) DropHeld() {
+	if u.Durable() {
+		u.tiers.DropHeld()
+	}
+}
+
+// ownedBy is what a folder says whose cells are those of this unit in a session: the units of one cannot change folders.
+func (u *Unit) ownedBy(session string) string { return session + " of unit " + u.opts.Name }
+
+// Owns reports whether what is on disk, if only that there is nothing, is what this unit has left there in a session.
+func (u *Unit) Owns(session string) bool {
+	return u.Durable() && u.tiers.Tier().Owner() == u.ownedBy(session)
+}
+
+// Own makes the cells on disk those of this unit in a session. AlreadyExists when there are some of another one: nobody but that
+// knows what they are, so they are neither used nor removed.
+func (u *Unit) Own(session string) error {
+	if !u.Durable() || u.Owns(session) {
+		return nil
+	}
 	tier := u.tiers.Tier()
-	if cells := u.Stats().Cells; cells > 0 && tier.Owner() != session {
+	if cells := u.Stats().Cells; cells > 0 {
 		return tqerr.New(tqerr.AlreadyExists, "unit %q: %s holds %d values of session %s; give this unit another name or path, or remove that folder if they are not needed",
 			u.opts.Name, u.opts.Disk.folder(), cells, named(tier.Owner()))
 	}
-	return tier.SetOwner(session)
+	u.DropHeld()
+	return tier.SetOwner(u.ownedBy(session))
 }
 
 func named(session string) string {
@@ -48,7 +80,7 @@ func named(session string) string {
 // Discard drops all cells of a session, because that has ended for good and nobody knows them any more. Those that somebody else
 // has left in a durable unit stay.
 func (u *Unit) Discard(session string) error {
-	if u.Durable() && (session == "" || u.tiers.Tier().Owner() != session) {
+	if u.Durable() && (session == "" || !u.Owns(session)) {
 		return nil
 	}
 	for _, s := range u.Inventory() {

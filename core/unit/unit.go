@@ -89,6 +89,9 @@ func (u *Unit) Close() error {
 	var kept error
 	if st := u.Stats(); u.Durable() && st.Staged == 0 && st.Leases == 0 {
 		kept = u.flush()
+		if u.Durable() && st.Cells == 0 && u.tiers.Tier().Owner() == "" {
+			kept = errors.Join(kept, u.tiers.Tier().Scrap()) // it was started for nobody
+		}
 	}
 	if err := u.Store.Close(); err != nil {
 		return err

@@ -22,7 +22,7 @@ def _options() -> argparse.ArgumentParser:
     serve.add_argument(
         "--units", type=int, help="number of storage units (default: of the configuration; 0: others join)"
     )
-    serve.add_argument("--memory-limit-bytes", type=int, help="limit of each unit (default: none)")
+    serve.add_argument("--memory-limit-bytes", type=int, help="limit of each unit (default: of the configuration)")
     serve.add_argument("--namespace", help="name of the session (default: of the configuration)")
     serve.add_argument("--config", help="YAML file laid over the packaged configuration")
     serve.add_argument("--listen", metavar="tcp://HOST:PORT", help="also serve clients of other hosts, at this address")

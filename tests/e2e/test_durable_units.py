@@ -12,7 +12,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from processes import Nursery
+from processes import Nursery, until
 from transfer_queue import errors
 from unit_hosts import Hosts, unitless
 
@@ -155,6 +155,7 @@ def test_spilled_values_survive(hosts: Hosts) -> None:
     tq = hosts.tq
     hosts.start("unit-b", limit=1 << 18)
     hosts.kill("unit-a")
+    until(lambda: _unit(tq, "unit-a").state != "ACTIVE", "the death is known")
     keys = [f"k{i}" for i in range(400)]
     for i, key in enumerate(keys):
         tq.kv_put(key, "p", fields={"x": torch.full((250,), i)})

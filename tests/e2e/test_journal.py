@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import socket
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from tensordict import TensorDict
 
 from daemons import Daemon
@@ -67,6 +69,84 @@ def test_everything_is_as_it_was(
     second = client.get_meta(["x"], 4, partition_id="p", task_name="t", mode="fetch")
     assert sorted([*first.global_indexes, *second.global_indexes]) == [*range(6)]
     assert tq.kv_batch_get(keys[:2], "p", select_fields=["y"])["y"].unbind()[0].tolist() == [1, 1, 1]
+
+
+def test_an_owner_that_fails_to_start_does_not_end_the_session(
+    package: Any, nursery: Nursery, runtime_dir: Path, tmp_path: Path
+) -> None:
+    """Whether it is refused or killed on its way: those who wait for the session go on waiting."""
+    tq, daemon = package, Daemon(nursery, tmp_path, "relaxed")
+    daemon.start()
+    daemon.attach(tq, runtime_dir)
+    tq.kv_batch_put(["a"], "p", _rows(1))
+    daemon.kill()
+    daemon.units = 2
+    daemon.start()
+    assert daemon.child is not None
+    assert daemon.child.wait() != 0, "the session had one unit"
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(_values, tq, "a")
+        with pytest.raises(TimeoutError):
+            waiting.result(0.5)
+        daemon.units = 1
+        daemon.start()
+        assert waiting.result(30) == [1]
+
+
+@pytest.mark.parametrize("change", ["folder is gone", "another path", "no disk", "not durable"])
+def test_what_was_on_a_disk_that_is_not_there_is_lost_by_key(
+    package: Any, nursery: Nursery, runtime_dir: Path, tmp_path: Path, change: str
+) -> None:
+    """The last write too, of which only its unit knows whether it had happened."""
+    tq, daemon = package, Daemon(nursery, tmp_path, "relaxed")
+    daemon.start()
+    daemon.attach(tq, runtime_dir)
+    tq.kv_batch_put(["first"], "p", _rows(1))
+    tq.kv_batch_put(["last"], "p", _rows(2), tags=[{"a": 1}])
+    daemon.kill()
+    conf = yaml.safe_load(daemon.config.read_text())
+    offload = conf["backend"]["SimpleStorage"]["ssd_offload"]
+    if change == "folder is gone":
+        shutil.rmtree(tmp_path / "disk")
+    elif change == "another path":
+        offload["path"] = str(tmp_path / "other")
+    else:
+        offload.update({"enabled": False} if change == "no disk" else {"durability": "none"})
+    daemon.config.write_text(yaml.safe_dump(conf))
+    daemon.start()
+    assert tq.kv_list("p") == {"p": {"first": {}, "last": {"a": 1}}}
+    assert tq.list_lost() == {"p": {"first": ["x"], "last": ["x"]}}
+    tq.kv_batch_put(["last"], "p", _rows(3))
+    assert _values(tq, "last") == [3]
+    tq.kv_clear(["first"], "p")
+    assert tq.list_lost() == {}
+
+
+def test_units_whose_folders_were_exchanged_are_refused(
+    package: Any, nursery: Nursery, runtime_dir: Path, tmp_path: Path
+) -> None:
+    """What is in them would be taken for what somebody has cleared."""
+    tq, daemon = package, Daemon(nursery, tmp_path, "relaxed", units=2)
+    daemon.start()
+    daemon.attach(tq, runtime_dir)
+    for i in range(6):
+        tq.kv_batch_put([f"k{i}"], "p", _rows(i))
+    daemon.kill()
+    folder = tmp_path / "disk" / "transfer_queue_ssd_offload" / "default.units"
+    unit, other, aside = folder / "unit-0", folder / "unit-1", folder / "aside"
+
+    def exchange() -> None:
+        for old, new in ((unit, aside), (other, unit), (aside, other)):
+            old.rename(new)
+
+    exchange()
+    daemon.start()
+    assert daemon.child is not None
+    assert daemon.child.wait() != 0
+    assert "values of session" in daemon.child.text()
+    exchange()
+    daemon.start()
+    assert _values(tq, *(f"k{i}" for i in range(6))) == [*range(6)]
 
 
 def test_values_in_memory_are_lost_by_key(package: Any, nursery: Nursery, runtime_dir: Path, tmp_path: Path) -> None:

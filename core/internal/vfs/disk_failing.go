@@ -30,13 +30,6 @@ func (f *FailingDisk) Failed() bool {
 	return f.failed
 }
 
-// In makes the n-th call from now fail, from 0.
-func (f *FailingDisk) In(n int) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.At = f.calls + n
-}
-
 // Heal lets all further calls pass.
 func (f *FailingDisk) Heal() {
 	f.mu.Lock()

@@ -42,14 +42,17 @@
 //	        | segment: v | offset: v | kind | dtype | ragged | form | shape: v × v | vary | rows × length: v    (Varying)
 //	        | rows × (rank: v | rank × v)  (Free) | rows × (codec: 1 | size: v)  (Objects) | rows × CRC of the value: 4
 //	drop: 2 | partition | field | rows | rows × sample    cells of the disk tier that have ended
-//	change: 4 | number: v                                 the last change of the owner that is executed, see Tier.Mark
 //	owner: 3 | owner: v bytes                             whose values they are, see Tier.SetOwner
+//	change: 4 | number: v                                 the last change of the owner that is executed, see Tier.Mark
+//	hold: 5 | number: v | bind    rows that are staged, of the write's rows instead of samples, see store.Holder
+//	release: 6 | number: v        all that is held under the number is bound by now, or never will be
 //
 // # Durability
 //
 // None: the folder is emptied at Open, nothing but values is written. Relaxed: a write that has been committed and a delete
 // that has returned survive a killed process. Strict: what Sync has returned for survives a power loss. A frame is written
-// after the values that it names; space is given back after the frame that drops what was there.
+// after the values that it names; space is given back after the frame that drops what was there. A tier that follows a journal
+// (Tier.Follow) makes no frame durable before the journal is, as far as it was written when the frame was noted.
 //
 // # Space
 //
@@ -64,6 +67,6 @@
 // succeeds Prepare and Sync fail.
 //
 // Locks: Tier.places (allocation, page counts) and Tier.files (writing of the index) are held over file calls and never
-// under the table's lock, except that files is taken before it to write a new index. Tier.mu is taken under the table's lock
-// and last.
+// under the table's lock, except that files is taken before it to write a new index. Tier.mu is taken under the table's lock, and
+// nothing under it but that of the journal. files is held while the journal is made durable.
 package disktier

@@ -21,6 +21,8 @@ const (
 	dropEntry     = 2
 	ownerEntry    = 3
 	changeEntry   = 4
+	holdEntry     = 5
+	releaseEntry  = 6
 	// maxBody bounds the body of a frame.
 	maxBody = 1 << 30
 )
@@ -135,6 +137,15 @@ func appendOwner(b []byte, owner string) []byte {
 		return b
 	}
 	return appendText(append(b, ownerEntry), owner)
+}
+
+// appendHold is a bind of rows of a write instead of samples.
+func appendHold(b []byte, txn uint64, e *entry) []byte {
+	return appendBind(binary.AppendUvarint(append(b, holdEntry), txn), e)
+}
+
+func appendRelease(b []byte, txn uint64) []byte {
+	return binary.AppendUvarint(append(b, releaseEntry), txn)
 }
 
 func appendBind(b []byte, e *entry) []byte {

@@ -31,8 +31,15 @@ func bytesColumn(field string, count int, size int64) schema.Column {
 func value(seed uint64, size int64) []byte {
 	out := make([]byte, size)
 	rnd := rand.New(rand.NewPCG(seed, 7))
-	for i := range out {
+	at := min(len(out), 256) // as in the golden folder
+	for i := range out[:at] {
 		out[i] = byte(rnd.Uint32())
+	}
+	for ; at+8 <= len(out); at += 8 {
+		order.PutUint64(out[at:], rnd.Uint64())
+	}
+	for ; at < len(out); at++ {
+		out[at] = byte(rnd.Uint32())
 	}
 	return out
 }

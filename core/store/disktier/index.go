@@ -46,18 +46,40 @@ func (t *Tier) Drop(partition, field string, samples []schema.Sample) {
 	t.mu.body = appendSamples(t.mu.body, dropEntry, partition, field, samples)
 }
 
+// Hold implements table.Disk.
+func (t *Tier) Hold(txn uint64, partition string, column *schema.Column, rows []schema.Sample, b store.Block, sums []uint32) {
+	if t.opts.Durability == None {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	e := &entry{partition, rows, *column, b, sums}
+	t.mu.body = appendHold(t.mu.body, txn, e)
+	t.mu.held[txn] = appendHold(t.mu.held[txn], txn, e)
+}
+
+// Release implements table.Disk.
+func (t *Tier) Release(txn uint64) {
+	if t.opts.Durability == None {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.mu.body = appendRelease(t.mu.body, txn)
+	delete(t.mu.held, txn)
+}
+
 // End implements table.Disk.
 func (t *Tier) End() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(t.mu.body) > 0 {
-		if t.mu.mark != 0 {
+		if t.mu.mark != t.mu.marked {
 			t.mu.body, t.mu.marked = appendChange(t.mu.body, t.mu.mark), t.mu.mark
 		}
 		t.frameLocked(t.mu.body)
 		t.mu.body = t.mu.body[:0]
 	}
-	t.mu.mark = 0
 	for _, b := range t.mu.fresh {
 		t.mu.freed = append(t.mu.freed, freed{b, t.mu.noted})
 	}
@@ -67,6 +89,9 @@ func (t *Tier) End() {
 // frameLocked makes a body the next frame to be written.
 func (t *Tier) frameLocked(body []byte) {
 	t.mu.noted++
+	if t.mu.journal != nil {
+		t.mu.change = t.mu.journal.Last()
+	}
 	safe := t.mu.written
 	if t.opts.Durability == Strict {
 		safe = t.mu.durable
@@ -74,10 +99,12 @@ func (t *Tier) frameLocked(body []byte) {
 	t.mu.pending = appendFrame(t.mu.pending, t.mu.noted, safe, body)
 }
 
-// Settle implements table.Disk. An error stays with the index, and is that of the next Prepare and Sync.
+// Settle implements table.Disk. An error stays with the index, and is that of the next Prepare and Sync. What the journal does
+// not cover yet stays for Sync.
 func (t *Tier) Settle() {
 	t.mu.Lock()
-	pending, freed := len(t.mu.pending) > 0, len(t.mu.freed) > 0
+	_, ahead := t.aheadLocked()
+	pending, freed := len(t.mu.pending) > 0 && !ahead, len(t.mu.freed) > 0
 	t.mu.Unlock()
 	if pending {
 		_ = t.flush()
@@ -86,6 +113,9 @@ func (t *Tier) Settle() {
 		t.reclaim()
 	}
 }
+
+// Keep implements table.Disk.
+func (t *Tier) Keep() error { return t.flush() }
 
 // Sync returns when all that has happened before is as durable as the tier promises.
 func (t *Tier) Sync() error {
@@ -167,7 +197,7 @@ func (t *Tier) flush() error {
 // append writes pending frames. On a full disk they stay pending. Called with files held.
 func (t *Tier) append() error {
 	x := t.files.index
-	t.mu.Lock()
+	t.lockCovered()
 	frames, last, broken := t.mu.pending, t.mu.noted, t.mu.broken
 	t.mu.pending = nil
 	t.mu.Unlock()
@@ -231,16 +261,21 @@ func (t *Tier) allocate(x *indexFile, bytes int64) error {
 // rewrite replaces the index by one that holds the state of the table. Called with files held.
 func (t *Tier) rewrite() error {
 	var body, taken []byte
-	var last uint64
+	var last, mark uint64
 	t.table.EachOnDisk(func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		taken, last = t.mu.pending, t.mu.noted
+		taken, last, mark = t.mu.pending, t.mu.noted, t.mu.mark
 		t.mu.pending = nil
-		body = appendChange(appendOwner(body, t.mu.owner), t.mu.marked)
+		body = appendChange(appendOwner(body, t.mu.owner), mark)
+		for _, entries := range t.mu.held {
+			body = append(body, entries...)
+		}
 	}, func(partition string, column *schema.Column, samples []schema.Sample, b store.Block, sums []uint32) {
 		body = appendBind(body, &entry{partition, samples, *column, b, sums})
 	})
+	t.lockCovered()
+	t.mu.Unlock()
 	x, visible, err := t.writeIndex(t.files.index.number+1, last, body)
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -250,6 +285,7 @@ func (t *Tier) rewrite() error {
 	}
 	old := t.files.index
 	t.files.index, t.mu.written, t.mu.broken = x, last, err
+	t.mu.marked = max(t.mu.marked, mark)
 	if err == nil && t.opts.Durability == Strict {
 		t.mu.durable = last
 	}

@@ -5,24 +5,18 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
-	"math"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 
 	"transferqueue/core/internal/vfs"
-	"transferqueue/core/store"
 	"transferqueue/core/tqerr"
 )
 
 var errExist = fs.ErrExist
 
 const newSuffix = ".new"
-
-// restored is rows on disk that are cells.
-type restored = entry
 
 // folder is what lies in the folder of a tier.
 type folder struct {
@@ -165,7 +159,15 @@ func (t *Tier) recover(found folder) error {
 		return err
 	}
 	live := cells.entries()
-	if err := t.openSegments(found.values, live); err != nil {
+	all := slices.Clone(live)
+	for txn, parts := range cells.held {
+		for i := range parts {
+			t.mu.held[txn] = appendHold(t.mu.held[txn], txn, &parts[i])
+		}
+		cells.held[txn] = joinShared(parts)
+		all = append(all, cells.held[txn]...)
+	}
+	if err := t.openSegments(found.values, all); err != nil {
 		return err
 	}
 	if err := t.clearTail(garbage); err != nil {
@@ -178,7 +180,8 @@ func (t *Tier) recover(found folder) error {
 		_ = t.fs.Remove(filepath.Join(t.opts.Dir, name))
 	}
 	t.dropOrphans()
-	t.recovered, t.mu.owner, t.mu.marked = live, cells.owner, cells.change
+	t.recovered, t.held, t.mu.owner, t.mu.marked = live, cells.held, cells.owner, cells.change
+	t.mu.mark = t.mu.marked
 	return nil
 }
 
@@ -323,151 +326,3 @@ func (gone) Size() (int64, error)              { return 0, errors.New("the file 
 func (gone) Punch(int64, int64) error          { return errors.New("the file is not there") }
 func (gone) Truncate(int64) error              { return nil }
 func (gone) Close() error                      { return nil }
-
-// replay is the state that frames lead to: for every cell the entry that bound it last, and the row there.
-type replay struct {
-	columns map[[2]string]map[int64]boundCell
-	order   int
-	owner   string
-	change  uint64
-}
-
-type boundCell struct {
-	entry *entry
-	row   int
-	seq   int // of the entry
-}
-
-func newReplay() *replay { return &replay{columns: map[[2]string]map[int64]boundCell{}} }
-
-// tail is what lies behind the frames that count.
-type tail struct {
-	data  []byte
-	first int64 // bytes of the first frame
-}
-
-// read applies all frames. What is not a frame must be the torn end of the file: when a whole frame lies behind it that was
-// made after the missing one had become durable, the index is damaged.
-func (r *replay) read(data []byte) (last uint64, rest tail, err error) {
-	for len(data) > 0 {
-		h, body, ok := decodeFrame(data)
-		if !ok || (last > 0 && h.number != last+1) {
-			break
-		}
-		if err := r.apply(body); err != nil {
-			return 0, rest, fmt.Errorf("frame %d: %w", h.number, err)
-		}
-		if last = h.number; rest.first == 0 {
-			rest.first = frameBytes + int64(h.length)
-		}
-		data = data[frameBytes+int64(h.length):]
-	}
-	if last == 0 {
-		return 0, rest, errors.New("its first frame is damaged")
-	}
-	for from := data; ; {
-		at := bytes.Index(from, frameMagic)
-		if at < 0 {
-			break
-		}
-		from = from[at:]
-		if h, _, ok := decodeFrame(from); ok && h.durable > last {
-			return 0, rest, fmt.Errorf("frame %d is damaged, frame %d is not", last+1, h.number)
-		}
-		from = from[1:]
-	}
-	rest.data = data
-	return last, rest, nil
-}
-
-// apply replays one frame.
-func (r *replay) apply(body []byte) error {
-	d := decoder{b: body}
-	for len(d.b) > 0 {
-		if d.b[0] == ownerEntry {
-			d.byte()
-			r.owner, r.change = d.text(), 0
-			continue
-		}
-		if d.b[0] == changeEntry {
-			d.byte()
-			r.change = d.uvarint(math.MaxUint64)
-			continue
-		}
-		e, ok := d.next()
-		if !ok {
-			return errors.New("an entry makes no sense")
-		}
-		key := [2]string{e.partition, e.column.Field}
-		cells := r.columns[key]
-		if cells == nil {
-			cells = map[int64]boundCell{}
-			r.columns[key] = cells
-		}
-		r.order++
-		for i, s := range e.samples {
-			if e.sums == nil {
-				delete(cells, s.Index)
-			} else {
-				cells[s.Index] = boundCell{&e, i, r.order}
-			}
-		}
-	}
-	if d.bad {
-		return errors.New("an entry makes no sense")
-	}
-	return nil
-}
-
-// entries returns the live rows: consecutive rows of one entry that live are one.
-func (r *replay) entries() (out []restored) {
-	keys := slices.Collect(maps.Keys(r.columns))
-	slices.SortFunc(keys, func(a, b [2]string) int { return slices.Compare(a[:], b[:]) })
-	for _, key := range keys {
-		byEntry := map[int][]boundCell{}
-		for _, c := range r.columns[key] {
-			byEntry[c.seq] = append(byEntry[c.seq], c)
-		}
-		for _, seq := range slices.Sorted(maps.Keys(byEntry)) {
-			rows := byEntry[seq]
-			slices.SortFunc(rows, func(a, b boundCell) int { return a.row - b.row })
-			for from := 0; from < len(rows); {
-				to := from + 1
-				for to < len(rows) && rows[to].row == rows[to-1].row+1 {
-					to++
-				}
-				out = append(out, rows[from].entry.slice(rows[from].row, rows[from].row+to-from))
-				from = to
-			}
-		}
-	}
-	return joinShared(out)
-}
-
-// joinShared makes the cells that name one block those of one entry: they share its only row.
-func joinShared(list []restored) (out []restored) {
-	first := map[store.Block]int{}
-	for i := range list {
-		e := &list[i]
-		at, known := first[e.block]
-		if known && e.block.Size > 0 {
-			out[at].samples = append(slices.Clip(out[at].samples), e.samples...)
-			continue
-		}
-		first[e.block] = len(out)
-		out = append(out, *e)
-	}
-	return out
-}
-
-// slice is the rows [from, to) of a bind.
-func (e *entry) slice(from, to int) entry {
-	if from == 0 && to == len(e.samples) {
-		return *e
-	}
-	offsets := e.column.Offsets()
-	return entry{
-		partition: e.partition, samples: e.samples[from:to], column: e.column.Slice(from, to), sums: e.sums[from:to],
-		block: store.Block{Segment: e.block.Segment, Offset: e.block.Offset + offsets[from], Size: offsets[to] - offsets[from]},
-	}
-}

@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"io"
+	"io/fs"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -82,11 +83,15 @@ type Tier struct {
 		freed   []freed
 		broken  error // of the index; nil: it is whole
 		owner   string
-		marked  uint64 // the last change of the owner that a frame executes
-		mark    uint64 // that of the frame that is being noted, 0: none
-		scrap   bool   // Close removes the folder
+		marked  uint64            // the last change of the owner that a frame says is executed
+		mark    uint64            // the last change of the owner that is executed
+		held    map[uint64][]byte // entries of the writes that are held, by number
+		journal Journal           // of the owner; nil: it has none
+		change  uint64            // its last change when the last frame was noted
+		scrap   bool              // Close removes the folder
 	}
 	recovered []restored
+	held      map[uint64][]restored
 }
 
 var _ table.Disk = (*Tier)(nil)
@@ -108,6 +113,7 @@ func Open(o Options) (t *Tier, err error) {
 		t.fs = vfs.OSDisk{}
 	}
 	_, _ = rand.Read(t.identity[:])
+	t.mu.held = map[uint64][]byte{}
 	if err := t.fs.Mkdir(o.Dir); err != nil {
 		return nil, t.failed(err, "create the folder")
 	}
@@ -145,7 +151,13 @@ func (t *Tier) Attach(tb *table.Table) {
 		r := &t.recovered[i]
 		tb.Restore(r.partition, &r.column, r.samples, r.block, r.sums)
 	}
-	t.recovered = nil
+	for txn, parts := range t.held {
+		for i := range parts {
+			p := &parts[i]
+			tb.RestoreHeld(txn, p.partition, &p.column, p.samples, p.block, p.sums)
+		}
+	}
+	t.recovered, t.held = nil, nil
 }
 
 const (
@@ -201,6 +213,9 @@ func (t *Tier) closeFiles() {
 func (t *Tier) removeAll() error {
 	t.closeFiles()
 	names, err := t.fs.List(t.opts.Dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // somebody has removed it already
+	}
 	if err != nil {
 		return t.failed(err, "clean up")
 	}
@@ -224,7 +239,8 @@ func (t *Tier) Owner() string {
 	return t.mu.owner
 }
 
-// Mark implements table.Disk: what is noted until the next End executes a change of the owner, whose numbers ascend.
+// Mark implements table.Disk: a change of the owner, whose numbers ascend, is executed with what is noted until the next End. When
+// that is nothing, the next frame says so, whatever else it is about.
 func (t *Tier) Mark(change uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -247,7 +263,7 @@ func (t *Tier) SetOwner(owner string) error {
 		return err
 	}
 	t.mu.Lock()
-	t.mu.owner, t.mu.marked, t.mu.scrap = owner, 0, false
+	t.mu.owner, t.mu.marked, t.mu.mark, t.mu.scrap = owner, 0, 0, false
 	t.frameLocked(appendText([]byte{ownerEntry}, owner))
 	t.mu.Unlock()
 	return t.Sync()

@@ -33,7 +33,7 @@ func randomOperations(h *harness) {
 		wait.Add(1)
 		go func() {
 			defer wait.Done()
-			failed[i] = all[i].run(400)
+			failed[i] = all[i].run(200)
 		}()
 	}
 	wait.Wait()

@@ -45,23 +45,9 @@ func (s *Table) Pin(name string, fields []string, samples []schema.Sample) (stor
 	if s.mu.closed {
 		return nil, tqerr.New(tqerr.InvalidState, "unit: the store is closed")
 	}
-	runs := s.mu.scratch[:0]
-	ends := make([]int, len(fields))
-	p := s.mu.partitions[name]
-	for i, field := range fields {
-		var c *column
-		if p != nil {
-			c = p.columns[field]
-		}
-		var missing int
-		if runs, missing = findLocked(c, samples, runs); missing >= 0 {
-			return nil, missingLocked(c, field, samples[missing])
-		}
-		ends[i] = len(runs)
-	}
-	s.mu.scratch = runs[:0]
-	if cap(runs) > maxScratch {
-		s.mu.scratch = nil
+	runs, ends, err := s.findFieldsLocked(name, fields, samples)
+	if err != nil {
+		return nil, err
 	}
 	l := &lease{s: s, columns: make([]store.Leased, len(fields)), pins: make([]uint32, len(runs))}
 	out := make([]store.Run, len(runs))
@@ -80,16 +66,7 @@ func (s *Table) Pin(name string, fields []string, samples []schema.Sample) (stor
 		for i == ends[field] {
 			field, row = field+1, 0
 		}
-		out[i] = store.Run{Rows: int(run.n), Block: s.blockLocked(run), OnDisk: s.mu.extents.At(run.extent).tier == onDisk}
-		l.pins[i] = s.pinLocked(run)
-		e := s.mu.extents.At(run.extent)
-		if e.reads < math.MaxUint8 && e.touched != s.mu.clock { // several runs of one extent are one touch
-			e.reads++
-		}
-		e.touched = s.mu.clock
-		if e.tier == onDisk {
-			s.loadLaterLocked(l, &out[i], run, field, row)
-		}
+		l.pinRunLocked(i, run, &out[i], field, row)
 		row += int(run.n)
 	}
 	if l.load != nil {
@@ -97,6 +74,42 @@ func (s *Table) Pin(name string, fields []string, samples []schema.Sample) (stor
 	}
 	s.mu.leases++
 	return l, nil
+}
+
+// findFieldsLocked finds the runs in which the cells of samples lie, field by field, and where the runs of each field end. They are
+// valid until mu is released.
+func (s *Table) findFieldsLocked(name string, fields []string, samples []schema.Sample) (runs []rowRun, ends []int, err error) {
+	runs, ends = s.mu.scratch[:0], make([]int, len(fields))
+	p := s.mu.partitions[name]
+	for i, field := range fields {
+		var c *column
+		if p != nil {
+			c = p.columns[field]
+		}
+		var missing int
+		if runs, missing = findLocked(c, samples, runs); missing >= 0 {
+			return nil, nil, missingLocked(c, field, samples[missing])
+		}
+		ends[i] = len(runs)
+	}
+	if s.mu.scratch = runs[:0]; cap(runs) > maxScratch {
+		s.mu.scratch = nil
+	}
+	return runs, ends, nil
+}
+
+// pinRunLocked pins run i of a lease, which begins at a row of a field.
+func (l *lease) pinRunLocked(i int, run rowRun, out *store.Run, field, row int) {
+	s := l.s
+	e := s.mu.extents.At(run.extent)
+	*out = store.Run{Rows: int(run.n), Block: s.blockLocked(run), OnDisk: e.tier == onDisk}
+	l.pins[i] = s.pinLocked(run)
+	if e.reads < math.MaxUint8 && e.touched != s.mu.clock { // several runs of one extent are one touch
+		e.reads++
+	}
+	if e.touched = s.mu.clock; e.tier == onDisk {
+		s.loadLaterLocked(l, out, run, field, row)
+	}
 }
 
 // maxScratch bounds the run records that are kept between reads.

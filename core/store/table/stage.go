@@ -2,7 +2,6 @@ package table
 
 import (
 	"context"
-	"fmt"
 
 	"transferqueue/core/schema"
 	"transferqueue/core/store"
@@ -23,8 +22,11 @@ type staged struct {
 	outside   int64
 	disk      int64 // bytes reserved on disk and not yet those of an extent
 	prepared  bool
-	shed      bool // the rows on disk have no memory any more; a column of which all are has extent 0
-	done      bool // guarded by Table.mu
+	hold      uint64   // its number after Hold; guarded by Table.mu
+	shed      bool     // the rows on disk have no memory any more; a column of which all are has extent 0
+	done      bool     // guarded by Table.mu
+	journaled bool     // its commit is a change in a journal
+	ending    []rowRun // staging that ends when the disk knows of that
 }
 
 // diskPart is a number of consecutive rows of a column that go to disk.
@@ -35,7 +37,10 @@ type diskPart struct {
 	extent   uint32      // 0 until Prepare
 }
 
-var _ store.Preparer = (*staged)(nil)
+var (
+	_ store.Preparer = (*staged)(nil)
+	_ store.Holder   = (*staged)(nil)
+)
 
 // Stage implements store.Store.
 func (s *Table) Stage(partition string, columns []schema.Column) (store.Staged, error) {
@@ -308,178 +313,10 @@ func (tx *staged) shedLocked() (freed int64) {
 	return freed
 }
 
-// endStagingOfLocked gives back the memory of rows that are bound on disk. It is room only where there is a limit.
-func (tx *staged) endStagingOfLocked(p *diskPart) int64 {
-	if tx.shed {
-		return 0
-	}
-	n := tx.s.freeRowsLocked(rowRun{tx.extents[p.column], uint32(p.from), uint32(p.to - p.from)})
-	if tx.s.opts.MemoryLimit == 0 {
-		return 0
-	}
-	return n
-}
-
-// restLiveLocked is liveLocked for what the memory extent of a column has still.
-func (tx *staged) restLiveLocked(column int) {
-	s, id := tx.s, tx.extents[column]
-	if !tx.shed {
-		s.liveLocked(id)
-		return
-	}
-	e := s.mu.extents.At(id)
-	e.staged = false
-	tx.eachInMemory(column, func(from, to int) {
-		run := rowRun{id, uint32(from), uint32(to - from)}
-		s.countLocked(e.tier, int64(run.n), s.blockLocked(run).Size)
-	})
-}
-
-// eachInMemory yields the rows of a column that do not go to disk.
-func (tx *staged) eachInMemory(column int, yield func(from, to int)) {
-	at := 0
-	for i := range tx.parts {
-		if p := &tx.parts[i]; p.column == column {
-			if at < p.from {
-				yield(at, p.from)
-			}
-			at = p.to
-		}
-	}
-	if rows := tx.columns[column].Rows; at < rows {
-		yield(at, rows)
-	}
-}
-
 // rowsOfColumn is the rows [from, to) of a column.
 func rowsOfColumn(c *schema.Column, from, to int) schema.Column {
 	if from == 0 && to == c.Rows {
 		return *c
 	}
 	return c.Slice(from, to)
-}
-
-// Abort implements store.Staged.
-func (tx *staged) Abort() {
-	s := tx.s
-	s.mu.Lock()
-	freed := int64(0)
-	if !tx.done {
-		tx.done = true
-		s.mu.staged--
-		freed = tx.endStagingLocked()
-		for i, id := range tx.extents {
-			if id != 0 && !tx.shed {
-				freed += s.freeRowsLocked(rowRun{id, 0, s.mu.extents.At(id).rows})
-			} else if id != 0 {
-				tx.eachInMemory(i, func(from, to int) {
-					freed += s.freeRowsLocked(rowRun{id, uint32(from), uint32(to - from)})
-				})
-			}
-		}
-		for i := range tx.parts {
-			if id := tx.parts[i].extent; id != 0 {
-				freed += s.freeRowsLocked(rowRun{id, 0, s.mu.extents.At(id).rows})
-			}
-		}
-	}
-	s.unlockAndTell(freed)
-}
-
-// endStagingLocked makes the extents of a write count as what they are, so that freeing their rows balances, and gives back
-// what was reserved on disk for rows that have no extent there. It returns those bytes.
-func (tx *staged) endStagingLocked() int64 {
-	s := tx.s
-	s.mu.staging -= tx.memory
-	s.mu.outside -= tx.outside
-	s.mu.used[inMemory] += tx.memory
-	s.mu.used[inScratch] += tx.outside
-	s.mu.used[onDisk] -= tx.disk
-	return tx.disk
-}
-
-// Commit implements store.Staged. A row whose cell belongs to a newer generation is freed instead of bound: its sample is
-// gone already. Rows that go to disk are written first when Prepare was not called; those that cannot be stay in memory.
-func (tx *staged) Commit(samples []schema.Sample) { tx.CommitChange(samples, 0) }
-
-// Txn implements store.Numbered: nobody knows it by a number.
-func (tx *staged) Txn() uint64 { return 0 }
-
-// OnDisk implements store.Numbered.
-func (tx *staged) OnDisk() bool { return len(tx.parts) > 0 }
-
-// CommitChange implements store.Numbered.
-func (tx *staged) CommitChange(samples []schema.Sample, change uint64) {
-	s := tx.s
-	if len(tx.extents) > 0 && len(samples) != tx.rows {
-		if s.open(tx) {
-			panic(fmt.Sprintf("table: commit of %d samples for %d rows", len(samples), tx.rows))
-		}
-		return
-	}
-	fallback := int64(0)
-	if s.open(tx) && tx.Prepare(context.Background()) != nil {
-		for i := range tx.parts {
-			fallback += int64(tx.parts[i].to - tx.parts[i].from)
-		}
-		tx.parts = nil
-	}
-	s.mu.Lock()
-	if tx.done {
-		s.mu.Unlock()
-		return
-	}
-	tx.done = true
-	if s.opts.Disk != nil && change != 0 {
-		s.opts.Disk.Mark(change)
-	}
-	s.mu.staged--
-	s.mu.clock++
-	s.mu.counters.FallbackCells += fallback
-	freed := tx.endStagingLocked()
-	part := 0
-	for i, id := range tx.extents {
-		if id == 0 && !tx.shed {
-			continue
-		}
-		if tx.columns[i].Share != nil {
-			n := 0
-			for part+n < len(tx.parts) && tx.parts[part+n].column == i {
-				n++
-			}
-			freed += tx.bindSharedLocked(i, tx.parts[part:part+n], samples)
-			part += n
-			continue
-		}
-		if id != 0 {
-			tx.restLiveLocked(i)
-		} else if tx.columns[i].Rows == 0 {
-			continue
-		}
-		c := s.columnLocked(tx.partition, tx.columns[i].Field)
-		at := 0
-		for ; part < len(tx.parts) && tx.parts[part].column == i; part++ {
-			p := &tx.parts[part]
-			if at < p.from {
-				freed += s.bindLocked(c, id, at, samples[at:p.from])
-			}
-			s.liveLocked(p.extent)
-			freed += s.bindLocked(c, p.extent, 0, samples[p.from:p.to])
-			freed += tx.endStagingOfLocked(p)
-			s.mu.counters.WrittenCells += int64(p.to - p.from)
-			s.mu.counters.WrittenBytes += p.bytes.Size
-			at = p.to
-		}
-		if at < tx.rows {
-			freed += s.bindLocked(c, id, at, samples[at:])
-		}
-	}
-	s.unlockAndTell(freed)
-}
-
-// open reports whether a write has neither been committed nor aborted.
-func (s *Table) open(tx *staged) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return !tx.done
 }

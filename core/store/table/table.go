@@ -55,12 +55,18 @@ type Disk interface {
 	Bind(partition string, column *schema.Column, samples []schema.Sample, b store.Block, sums []uint32)
 	// Drop notes that cells of the disk tier have ended, or have moved to memory.
 	Drop(partition, field string, samples []schema.Sample)
+	// Hold notes that the rows of a column are staged as rows of a write, given by index, which may be bound after a crash still;
+	// Release notes that they are bound, or will never be.
+	Hold(txn uint64, partition string, column *schema.Column, rows []schema.Sample, b store.Block, sums []uint32)
+	Release(txn uint64)
 	// Mark notes that what is noted until the next End executes a change of the owner; see store.Numbered.
 	Mark(change uint64)
 	// End makes what was noted since the last End one unit: after a crash all of it counts, or nothing.
 	End()
 	// Settle does the file calls of what was noted and freed. No lock is held.
 	Settle()
+	// Keep returns when what was noted survives the end of the process. Settle may leave some of that for later.
+	Keep() error
 }
 
 // Options of a table.
@@ -116,6 +122,7 @@ type Table struct {
 		dead       slab.Slab[deadRows]
 		sums       map[uint32][]uint32        // checksums of the rows of disk extents that have several
 		holders    map[uint32][]schema.Sample // of shared rows by extent: whose cells named them first; some may not any more
+		held       map[uint64][]heldPart      // parts of writes that an earlier process has held, by number
 		pages      []*page                    // empty ones, kept for the next commit
 		scratch    []rowRun
 		drops      dropper
@@ -145,6 +152,7 @@ func New(o Options) *Table {
 	s.mu.interned = map[string]uint32{}
 	s.mu.sums = map[uint32][]uint32{}
 	s.mu.holders = map[uint32][]schema.Sample{}
+	s.mu.held = map[uint64][]heldPart{}
 	s.mu.pins.Keep = keepPins
 	return s
 }

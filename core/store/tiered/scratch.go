@@ -31,11 +31,10 @@ func (s *scratch) Alloc(size int64) (store.Block, error) {
 	}
 	if err := s.arena.Reserve(b); err != nil {
 		s.arena.Free(b.Segment, b.Offset, b.Size)
-		code := tqerr.IO
 		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-			code = tqerr.ResourceExhausted
+			return store.Block{}, tqerr.Wrap(tqerr.ResourceExhausted, err, "unit disk: scratch space of %d bytes, because memory has no room for them; clear samples or free disk space", size)
 		}
-		return store.Block{}, tqerr.Wrap(code, err, "unit disk: scratch space of %d bytes", size)
+		return store.Block{}, tqerr.Wrap(tqerr.IO, err, "unit disk: scratch space of %d bytes", size)
 	}
 	b.Segment += table.ScratchSegments
 	return store.Block(b), nil

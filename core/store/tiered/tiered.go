@@ -174,7 +174,15 @@ func (tx *staged) Writes() bool {
 func (tx *staged) Commit(samples []schema.Sample) { tx.CommitChange(samples, 0) }
 
 // Txn implements store.Numbered.
-func (tx *staged) Txn() uint64 { return 0 }
+func (tx *staged) Txn() uint64 { return store.TxnOf(tx.Staged) }
+
+// Hold implements store.Holder.
+func (tx *staged) Hold() error {
+	if err := store.Hold(tx.Staged); err != nil || !tx.s.Durable() {
+		return err
+	}
+	return tx.s.tier.Sync()
+}
 
 // OnDisk implements store.Numbered.
 func (tx *staged) OnDisk() bool { return store.OnDisk(tx.Staged) }

@@ -269,6 +269,9 @@ func (s *Server) openLocked(peer transport.Peer, r *request) (*life, error) {
 	if s.mu.left != nil {
 		l.inherit(s.mu.left)
 		s.mu.left = nil
+	} else {
+		l.changed = s.mu.unit.Changed()
+		l.mu.change = l.changed
 	}
 	s.mu.life = l
 	s.current.Store(l)
