@@ -187,7 +187,10 @@ func TestManyLeases(t *testing.T) {
 	}
 	require.Greater(t, lent, 500)
 	require.Greater(t, copied, 500)
-	require.NoError(t, m.mu.leased.check())
+	for i := range m.mu.sides {
+		require.NoError(t, m.mu.sides[i].leased.check())
+		require.NoError(t, m.mu.sides[i].ending.check())
+	}
 	free(a, b)
 }
 
@@ -206,11 +209,55 @@ func TestEndLeaseKeepsPagesThatWereOnlyRead(t *testing.T) {
 	view[20*pageSize] = 2
 	m.EndLease(b.Offset, b.Size)
 	var entries [64]uint64
-	if !readPagemap(m.mu.private, b.Offset/pageSize, entries[:]) {
+	if !readPagemap(m.mu.sides[0].mem, b.Offset/pageSize, entries[:]) {
 		t.Skip("no /proc/self/pagemap")
 	}
 	for i, entry := range entries {
 		require.Equal(t, i != 20, entry&pagemapPresent != 0, "page %d", i)
 	}
+	free(a, b)
+}
+
+// Whoever asks for pages whose lease has just ended does not wait until what its reader wrote is dropped.
+func TestViewOfPagesWhoseLeaseEnds(t *testing.T) {
+	a := open(t, Options{SegmentBytes: 64 * mib})
+	m := mapOf(t, a, 0)
+	b := alloc(t, a, 4*pageSize)
+	fill(a, b, 1)
+	lease := func(off, size int64) []byte {
+		view, ok := m.Lease(off, size)
+		require.True(t, ok)
+		require.Equal(t, bytes.Repeat([]byte{1}, int(size)), view)
+		view[0] = 9
+		return view
+	}
+	first := lease(b.Offset, b.Size)
+	finishFirst := m.StartEnd(b.Offset, b.Size)
+	second := lease(b.Offset, b.Size)
+	require.NotSame(t, &first[0], &second[0])
+	_, ok := m.Lease(b.Offset+pageSize, 1)
+	require.False(t, ok, "the second side has lent it")
+	finishFirst()
+	_, ok = m.Lease(b.Offset+pageSize, 1)
+	require.False(t, ok, "the first side does not lend it meanwhile")
+	require.Equal(t, byte(9), second[0])
+
+	finishSecond := m.StartEnd(b.Offset, b.Size)
+	third := lease(b.Offset, b.Size)
+	require.Same(t, &first[0], &third[0], "the side whose pages are mapped")
+	finishThird := m.StartEnd(b.Offset, b.Size)
+	require.Equal(t, 2, m.Leases())
+	got := make(chan []byte)
+	go func() {
+		view, _ := m.Lease(b.Offset, b.Size)
+		got <- view
+	}()
+	finishSecond() // of the two sides that end the one that is free first
+	fourth := <-got
+	require.Same(t, &second[0], &fourth[0])
+	require.Equal(t, bytes.Repeat([]byte{1}, int(b.Size)), fourth, "what the second wrote is dropped")
+	finishThird()
+	m.EndLease(b.Offset, b.Size)
+	require.Zero(t, m.Leases())
 	free(a, b)
 }

@@ -93,6 +93,9 @@ func (c *Catalog) create(p *partition, pl *plan, w *Write, units []uint32, fresh
 	if w.Samples == nil {
 		indexes = c.draw(p, fresh)
 	}
+	if w.Keys != nil && len(p.byKey) == 0 { // a map that grows moves its keys again and again
+		p.byKey = make(map[string]int64, fresh)
+	}
 	last, home, slot := NoUnit, (*unit)(nil), uint16(0)
 	slots := map[uint32]uint16{}
 	activated := make([]int64, 0, fresh)

@@ -91,7 +91,8 @@ type partition struct {
 	clearing     bitset.Set
 	clearingKeys map[string][]int64
 
-	byKey map[string]int64
+	byKey    map[string]int64
+	bindings uint64 // grows whenever byKey changes
 	// registered lists the indexes of keys in registration order, -1 where one was cleared; position of an index is one
 	// more than its place in the list, 0 for an index without a key.
 	registered []int64
@@ -196,6 +197,7 @@ func (c *Catalog) keyOf(p *partition, i int64) (string, bool) {
 // register binds a key to an active sample.
 func (c *Catalog) register(p *partition, key string, i int64) {
 	p.byKey[key] = i
+	p.bindings++
 	*c.keys.at(i) = key
 	p.registered = append(p.registered, i)
 	*p.position.at(i) = uint32(len(p.registered))
@@ -205,6 +207,7 @@ func (c *Catalog) register(p *partition, key string, i int64) {
 // unregister takes the key of a sample out of every listing. The key itself stays known for errors until the release.
 func (p *partition) unregister(key string, i int64) {
 	delete(p.byKey, key)
+	p.bindings++
 	p.registered[p.position.get(i)-1] = -1
 	p.position.clear(i)
 	p.keyed.Remove(i)

@@ -166,11 +166,37 @@ func entries(b []byte) iter.Seq[tagEntry] {
 // indexedFrom is the number of entries from which merging looks keys up instead of comparing each with each.
 const indexedFrom = 24
 
+// fewEntries is the number of entries up to which a map that comes first is looked at for its keys alone.
+const fewEntries = 8
+
+// eachOnce reports that a valid map has few entries and none of its keys twice, as what Python sends.
+func eachOnce(b []byte) bool {
+	n, _, _ := mapHeader(b)
+	if n > fewEntries {
+		return false
+	}
+	var keys [fewEntries][]byte
+	seen := 0
+	for e := range entries(b) {
+		for _, key := range keys[:seen] {
+			if bytes.Equal(key, e.key) {
+				return false
+			}
+		}
+		keys[seen] = e.key
+		seen++
+	}
+	return true
+}
+
 // mergeTags returns a new map with the entries of stored, overridden and extended by those of update; both are valid. A
 // key keeps its place, as in a Python dict. The result shares no memory with update.
 func mergeTags(stored, update []byte) []byte {
 	have, _, _ := mapHeader(stored)
 	more, _, _ := mapHeader(update)
+	if have == 0 && more > 0 && eachOnce(update) {
+		return bytes.Clone(update)
+	}
 	var few [indexedFrom]tagEntry
 	list := few[:0]
 	var index map[string]int

@@ -23,6 +23,15 @@ type Write struct {
 	Last    bool            // the partition's production is complete with this write
 	// Unwatched leaves Applied.Events out, which nobody asks for.
 	Unwatched bool
+
+	found *found // what Check has found; keys and tags are not changed after it
+}
+
+// found is where the keys of a write led, which holds until a key of the partition is bound or unbound.
+type found struct {
+	p        *partition // nil: did not exist
+	bindings uint64
+	rows     []int64
 }
 
 // Applied is what a write did. Its rows are those of the write.
@@ -59,7 +68,7 @@ type plan struct {
 	places bitset.Mask
 }
 
-// Check validates a write without changing anything and says where each row lives: the unit of an existing sample, NoUnit
+// Check validates a write without changing anything but the write, and says where each row lives: the unit of an existing sample, NoUnit
 // for a new one. Read-only.
 //
 // Errors: InvalidArgument for a batch that contradicts itself, SampleGone for a sample that was cleared, NotFound for a key
@@ -77,6 +86,13 @@ func (c *Catalog) Check(w *Write) ([]uint32, error) {
 	units := make([]uint32, len(pl.rows))
 	for i, index := range pl.rows {
 		units[i] = c.unitID(pl.p, index)
+	}
+	w.found = &found{p: pl.p}
+	if w.Keys != nil {
+		w.found.rows = pl.rows
+	}
+	if pl.p != nil {
+		w.found.bindings = pl.p.bindings
 	}
 	return units, nil
 }
@@ -98,19 +114,19 @@ func (c *Catalog) plan(w *Write) (*plan, error) {
 	if err := w.checkColumns(n); err != nil {
 		return nil, err
 	}
-	if err := checkTags(w.Tags, n); err != nil {
-		return nil, err
+	if w.found == nil {
+		if err := checkTags(w.Tags, n); err != nil {
+			return nil, err
+		}
 	}
-	pl := &plan{p: c.partitions[w.Partition], rows: make([]int64, n)}
+	pl := &plan{p: c.partitions[w.Partition]}
 	switch {
 	case w.Keys != nil:
 		err = pl.findKeys(w)
 	case w.Samples != nil:
 		err = c.findSamples(pl, w)
 	default:
-		for i := range pl.rows {
-			pl.rows[i] = newRow
-		}
+		pl.rows = slices.Repeat([]int64{newRow}, n)
 	}
 	if err != nil {
 		return nil, err
@@ -167,9 +183,15 @@ func (w *Write) checkColumns(rows int) error {
 }
 
 func (pl *plan) findKeys(w *Write) error {
-	if twice := repeated(w.Keys); twice != nil {
-		return tqerr.New(tqerr.InvalidArgument, "partition %q: Got duplicated keys: %s", w.Partition, quoted(twice, fewNames))
+	if w.found == nil {
+		if twice := repeated(w.Keys); twice != nil {
+			return tqerr.New(tqerr.InvalidArgument, "partition %q: Got duplicated keys: %s", w.Partition, quoted(twice, fewNames))
+		}
+	} else if f := w.found; f.p == pl.p && (f.p == nil || f.bindings == f.p.bindings) {
+		pl.rows = slices.Clone(f.rows)
+		return nil
 	}
+	pl.rows = make([]int64, len(w.Keys))
 	var missing []string
 	for i, key := range w.Keys {
 		index, ok := int64(newRow), false
@@ -191,6 +213,7 @@ func (pl *plan) findKeys(w *Write) error {
 }
 
 func (c *Catalog) findSamples(pl *plan, w *Write) error {
+	pl.rows = make([]int64, len(w.Samples))
 	for i, s := range w.Samples {
 		if !c.owns(pl.p, s) {
 			return c.gone(w.Partition, pl.p, s)

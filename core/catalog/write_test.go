@@ -286,3 +286,55 @@ func TestRaggedDimensionIsKeptWhileRowsAgreeOnIt(t *testing.T) {
 	f.put([]string{"b"}, "x")
 	require.Equal(t, uint8(1), f.Lookup("p", []string{"a"}).Columns[0].Ragged)
 }
+
+// Between Check and Apply others may write and clear.
+func TestApplyFindsWhatHasChangedSinceCheck(t *testing.T) {
+	for name, test := range map[string]struct {
+		existing []string
+		keys     []string
+		between  func(f *fixture)
+		want     []int64
+	}{
+		"nothing":                    {[]string{"a"}, []string{"b", "a"}, func(*fixture) {}, []int64{1, 0}},
+		"a key was made":             {[]string{"a"}, []string{"b", "c"}, func(f *fixture) { f.put([]string{"c"}, "x") }, []int64{2, 1}},
+		"its partition was made":     {nil, []string{"b", "c"}, func(f *fixture) { f.put([]string{"c"}, "x") }, []int64{1, 0}},
+		"a key was cleared":          {[]string{"a", "b"}, []string{"a", "b"}, func(f *fixture) { f.FinishClear(f.StartClearKeys("p", []string{"a"})) }, []int64{0, 1}},
+		"a key was made anew":        {[]string{"a", "b"}, []string{"a"}, remade, []int64{1}},
+		"another partition was made": {[]string{"a"}, []string{"a"}, func(f *fixture) { f.must(&Write{Partition: "q", Keys: []string{"a"}}) }, []int64{0}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, Options{})
+			if test.existing != nil {
+				f.put(test.existing, "x")
+			}
+			w := &Write{Partition: "p", Keys: test.keys, Columns: ints(len(test.keys), "x")}
+			units, err := f.Check(w)
+			require.NoError(t, err)
+			for i := range units {
+				units[i] = 0
+			}
+			test.between(f)
+			a, err := f.Apply(w, units)
+			require.NoError(t, err)
+			require.Equal(t, test.want, indexes(a.Samples))
+			require.Equal(t, test.want, indexes(f.put(test.keys, "x").Samples), "the keys lead to the samples that were written")
+		})
+	}
+}
+
+// remade gives key a another index.
+func remade(f *fixture) {
+	f.FinishClear(f.StartClearPartition("p"))
+	f.put([]string{"c", "a"}, "x")
+}
+
+func TestAnUpdateOfAKeyThatWasClearedSinceCheckIsRefused(t *testing.T) {
+	f := newFixture(t, Options{})
+	f.put([]string{"a", "b"}, "x")
+	w := &Write{Partition: "p", Keys: []string{"a"}, Columns: ints(1, "x"), Update: true}
+	units, err := f.Check(w)
+	require.NoError(t, err)
+	f.FinishClear(f.StartClearKeys("p", []string{"a"}))
+	_, err = f.Apply(w, units)
+	requireError(t, err, tqerr.NotFound, `"a"`)
+}

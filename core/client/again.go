@@ -16,7 +16,7 @@ import (
 type staging struct {
 	c       *Client
 	conn    transport.Conn // when it began
-	put     *wire.PutRequest
+	put     *putRequest
 	inputs  []*foreign.Input // only their columns
 	request *Request
 	begun   time.Time
@@ -52,7 +52,7 @@ func (s *staging) again(ctx context.Context, g *wire.PutReply, done func(*Result
 }
 
 // copyBack reads the rows out of granted blocks. release gives the memory back, also after an error.
-func (c *Client) copyBack(g *wire.PutReply, put *wire.PutRequest, inputs []*foreign.Input) (out []*foreign.Input, release func(), err error) {
+func (c *Client) copyBack(g *wire.PutReply, put *putRequest, inputs []*foreign.Input) (out []*foreign.Input, release func(), err error) {
 	c.segments.using.RLock()
 	defer c.segments.using.RUnlock()
 	var buffers [][]byte

@@ -11,7 +11,7 @@ import (
 
 // dedup finds equal rows of the fields, so that they are sent and stored once. Where the values are computed, the unit does
 // that.
-func dedup(put *wire.PutRequest, fields []string, inputs []*foreign.Input) error {
+func dedup(put *putRequest, fields []string, inputs []*foreign.Input) error {
 	for _, field := range fields {
 		k := slices.IndexFunc(inputs, func(in *foreign.Input) bool { return in.Column.Field == field })
 		if k < 0 {
@@ -31,7 +31,7 @@ func dedup(put *wire.PutRequest, fields []string, inputs []*foreign.Input) error
 }
 
 // sharedRows says which rows of a column are stored once; nil: each is.
-func sharedRows(put *wire.PutRequest, column int) []int64 {
+func sharedRows(put *putRequest, column int) []int64 {
 	for i := range put.Shared {
 		if put.Shared[i].Column == column {
 			return put.Shared[i].Rows

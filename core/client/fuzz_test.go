@@ -108,7 +108,7 @@ func FuzzCheckGrant(f *testing.F) {
 		in, err := foreign.New("x", 3, &raw)
 		require.NoError(t, err)
 		inputs := []*foreign.Input{in}
-		for stored, put := range map[int64]*wire.PutRequest{3: {}, 2: {Shared: []wire.Sharing{{Rows: wire.Ints{0, 1, 0}}}}} {
+		for stored, put := range map[int64]*putRequest{3: {}, 2: {Shared: []wire.Sharing{{Rows: wire.Ints{0, 1, 0}}}}} {
 			if err := checkGrant(&reply, put, inputs); err != nil {
 				require.Equal(t, tqerr.Corruption, tqerr.CodeOf(err))
 				continue

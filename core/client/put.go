@@ -12,19 +12,39 @@ import (
 	"transferqueue/core/wire"
 )
 
-// putBody is the body of a put as the caller gives it: a wire.PutRequest with field names for columns.
+// putBody is the body of a put as the caller gives it: a wire.PutRequest with field names for columns. Keys and tags are only
+// passed on, so nobody looks into them here.
 type putBody struct {
 	Partition string
-	Keys      wire.Strings
+	Keys      []byte // wire.Strings
 	Samples   *wire.Samples
 	Insert    int
 	Fields    wire.Strings
-	Tags      wire.List
+	Tags      []byte // wire.List
 	Update    bool
 	Merge     string
 	Callable  []byte
 	Last      bool
 	Dedup     wire.Strings // fields whose equal rows are stored once
+	Brief     bool
+}
+
+// putRequest is a wire.PutRequest with the bytes of keys and tags.
+type putRequest struct {
+	Partition string
+	Keys      []byte
+	Samples   *wire.Samples
+	Insert    int
+	Columns   []wire.Column
+	Tags      []byte
+	Update    bool
+	Merge     string
+	Callable  []byte
+	Inline    bool
+	Last      bool
+	Shared    []wire.Sharing
+	Dedup     wire.Strings
+	Brief     bool
 }
 
 // grantPatience is how long Start waits for unit memory on the caller's thread. When the unit is full the bytes are copied
@@ -39,9 +59,9 @@ func (c *Client) startPut(ctx context.Context, req *Request, done func(*Result))
 	if len(body.Fields) != len(req.Columns) {
 		return Started{}, tqerr.New(tqerr.InvalidArgument, "%d field names for %d columns", len(body.Fields), len(req.Columns))
 	}
-	put := &wire.PutRequest{
+	put := &putRequest{
 		Partition: body.Partition, Keys: body.Keys, Samples: body.Samples, Insert: body.Insert, Tags: body.Tags,
-		Update: body.Update, Merge: body.Merge, Callable: body.Callable, Last: body.Last,
+		Update: body.Update, Merge: body.Merge, Callable: body.Callable, Last: body.Last, Brief: body.Brief,
 	}
 	inputs := make([]*foreign.Input, len(req.Columns))
 	for i, field := range body.Fields {
@@ -62,7 +82,7 @@ func (c *Client) startPut(ctx context.Context, req *Request, done func(*Result))
 }
 
 // putInline sends the bytes with the request.
-func (c *Client) putInline(ctx context.Context, req *Request, put *wire.PutRequest, inputs []*foreign.Input, total int64, done func(*Result)) (Started, error) {
+func (c *Client) putInline(ctx context.Context, req *Request, put *putRequest, inputs []*foreign.Input, total int64, done func(*Result)) (Started, error) {
 	put.Inline = true
 	payload := make([]byte, total)
 	rest := payload
@@ -86,7 +106,7 @@ type granted struct {
 	staging *staging       // nil: the bytes do not lie where this client can read them back
 }
 
-func (c *Client) putStaged(ctx context.Context, req *Request, put *wire.PutRequest, inputs []*foreign.Input, done func(*Result)) error {
+func (c *Client) putStaged(ctx context.Context, req *Request, put *putRequest, inputs []*foreign.Input, done func(*Result)) error {
 	body, err := wire.Marshal(put)
 	if err != nil {
 		return err
@@ -176,7 +196,7 @@ func remaining(timeout time.Duration, begun time.Time) time.Duration {
 }
 
 // copyAside copies the inputs into memory of our own, which release gives back, also after an error.
-func (c *Client) copyAside(put *wire.PutRequest, inputs []*foreign.Input) (out []*foreign.Input, release func(), err error) {
+func (c *Client) copyAside(put *putRequest, inputs []*foreign.Input) (out []*foreign.Input, release func(), err error) {
 	out = make([]*foreign.Input, len(inputs))
 	var buffers [][]byte
 	release = func() {

@@ -58,7 +58,7 @@ func checkRuns(runs []wire.Run, c *schema.Column, size int64) error {
 }
 
 // checkGrant makes sure that the granted blocks are those of the rows that were announced, each once.
-func checkGrant(g *wire.PutReply, put *wire.PutRequest, inputs []*foreign.Input) error {
+func checkGrant(g *wire.PutReply, put *putRequest, inputs []*foreign.Input) error {
 	rows := 0
 	if len(inputs) > 0 {
 		rows = inputs[0].Column.Rows
@@ -87,7 +87,7 @@ func checkGrant(g *wire.PutReply, put *wire.PutRequest, inputs []*foreign.Input)
 }
 
 // checkBlocks makes sure that the blocks of a part have room for its rows, those that are the same once.
-func checkBlocks(g *wire.PutReply, part int, put *wire.PutRequest, inputs []*foreign.Input) error {
+func checkBlocks(g *wire.PutReply, part int, put *putRequest, inputs []*foreign.Input) error {
 	p := &g.Parts[part]
 	for k, b := range p.Blocks {
 		want := p.Rows

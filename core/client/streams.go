@@ -176,7 +176,7 @@ func (c *Client) send(ctx context.Context, o *outgoing, patience time.Duration) 
 
 // deliver brings the bytes of a staged put to their units and commits it.
 func (c *Client) deliver(
-	ctx context.Context, req *Request, put *wire.PutRequest, begun time.Time, g granted, inputs []*foreign.Input, done func(*Result),
+	ctx context.Context, req *Request, put *putRequest, begun time.Time, g granted, inputs []*foreign.Input, done func(*Result),
 ) {
 	patience := grantPatience
 	if req.Waits {
@@ -229,7 +229,7 @@ func (c *Client) deliverAside(ctx context.Context, g *wire.PutReply, inputs []*f
 // setAllAside copies what has not arrived yet into memory of our own, which release gives back, and returns what sends it; see
 // setAside. Without a plan nothing has arrived.
 func (c *Client) setAllAside(
-	ctx context.Context, d *delivery, put *wire.PutRequest, g *wire.PutReply, inputs []*foreign.Input, patience time.Duration,
+	ctx context.Context, d *delivery, put *putRequest, g *wire.PutReply, inputs []*foreign.Input, patience time.Duration,
 ) (release func(), later func(context.Context, time.Duration) error) {
 	if d == nil {
 		aside, release, err := c.copyAside(put, inputs)

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"bytes"
 	"context"
 	"slices"
 
@@ -224,6 +225,9 @@ func (t *txn) commitLocked(change uint64) (*wire.PutResult, error) {
 	}
 	t.s.changed(t.write.Partition, applied.Events)
 	result := putResult(applied)
+	if t.req.Brief && t.write.Tags != nil && slices.EqualFunc(applied.Tags, t.write.Tags, bytes.Equal) {
+		result.Tags, result.AsSent = nil, true
+	}
 	t.s.doneLocked(t.origin, &wire.PutReply{Result: result})
 	return result, nil
 }

@@ -382,6 +382,7 @@ type write struct {
 	Callable  []byte
 	Last      bool
 	Dedup     wire.Strings
+	Brief     bool
 }
 
 // batch is a put or an update with its columns.

@@ -150,3 +150,27 @@ func TestAPutOfABadColumnFailsBeforeAnythingIsSent(t *testing.T) {
 		require.Zero(t, clients, "the server has heard nothing")
 	})
 }
+
+// Tags that the client has itself are not sent back to it.
+func TestABriefResultHasTheTagsThatDifferFromThoseSent(t *testing.T) {
+	with(t, setup{}, func(t *testing.T, s *system) {
+		u := s.user()
+		put := func(brief bool, tags ...[]byte) *wire.PutResult {
+			return u.put(batch{write: write{Partition: "p", Keys: []string{"a", "b"}[:len(tags)], Tags: tags, Brief: brief}})
+		}
+		x, y, both := []byte{0x81, 0xa1, 'x', 1}, []byte{0x81, 0xa1, 'y', 2}, []byte{0x82, 0xa1, 'x', 1, 0xa1, 'y', 2}
+		for range 2 {
+			first := put(true, x, y)
+			require.True(t, first.AsSent)
+			require.Nil(t, first.Tags)
+		}
+		plain := put(false, x, y)
+		require.False(t, plain.AsSent)
+		require.Equal(t, wire.List{x, y}, plain.Tags)
+		merged := put(true, y, y)
+		require.False(t, merged.AsSent)
+		require.Equal(t, wire.List{both, y}, merged.Tags)
+		twice := put(true, []byte{0x82, 0xa1, 'z', 1, 0xa1, 'z', 2})
+		require.False(t, twice.AsSent)
+	})
+}

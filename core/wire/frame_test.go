@@ -167,9 +167,16 @@ func TestGoldenBytes(t *testing.T) {
 			func(b []byte) (any, error) { var m PutRequest; err := Unmarshal(b, &m); return m, err },
 			put(),
 		},
-		"PutRequest": {
+		"PutRequest without a word on its result": {
 			"9da170c40692a16ba2c3bcc000919d010c010201a3696473c408040000000000000000c0c0c0c0c0c403928080c2a3616464" +
 				"c40101c3c3c0c0",
+			nil,
+			func(b []byte) (any, error) { var m PutRequest; err := Unmarshal(b, &m); return m, err },
+			put(),
+		},
+		"PutRequest": {
+			"9ea170c40692a16ba2c3bcc000919d010c010201a3696473c408040000000000000000c0c0c0c0c0c403928080c2a3616464" +
+				"c40101c3c3c0c0c2",
 			func() ([]byte, error) { return Marshal(put()) },
 			func(b []byte) (any, error) { var m PutRequest; err := Unmarshal(b, &m); return m, err },
 			put(),

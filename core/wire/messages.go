@@ -135,6 +135,7 @@ type PutRequest struct {
 	Last      bool      // production of the partition is complete with this write
 	Shared    []Sharing // of columns whose equal rows are stored once: row i has the bytes of row Rows[i], the first that has them
 	Dedup     Strings   // fields of a parsed put whose equal results are stored once
+	Brief     bool      // the result leaves the tags out when they are stored as they were sent
 }
 
 // Sharing is a list of rows of a column, by its number.
@@ -190,6 +191,7 @@ type PutResult struct {
 	Fields      Strings  // sorted fields that all rows have
 	Tags        List     // stored tags of each row
 	Columns     []Column // of an update or a parsed put: the written columns as they are stored
+	AsSent      bool     // the tags are those of the request, and left out
 }
 
 // TxnRequest is the body of OpCommit and OpAbort. Txn is the sequence of the OpPut that began the write. OpAbort calls off

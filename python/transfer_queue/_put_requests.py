@@ -52,8 +52,8 @@ def _put_call(
     names = packed.names if packed else []
     refuse_surrogates("field", names, "")
     parts = [partition, packed_strings(keys), samples, insert, encode(names), tags, update, native, function, last]
-    if dedup:
-        parts.append(encode(dedup))
+    if dedup or tags:
+        parts += [encode(dedup) if dedup else None, True]
     body = encode(parts)
     call = Call(Op.PUT, body, read, timeout=seconds(timeout, session.timeout_s))
     if packed:
@@ -66,9 +66,11 @@ def _result(reply: Reply) -> list[Any]:
     return result
 
 
-def _kv_result(keys: list[str], partition: str) -> Callable[[Reply], KVBatchMeta]:
+def _kv_result(keys: list[str], partition: str, sent: bytes | None = None) -> Callable[[Reply], KVBatchMeta]:
     def read(reply: Reply) -> KVBatchMeta:
-        _, _, fields, tags, *_ = _result(reply)
+        _, _, fields, tags, _, *as_sent = _result(reply)
+        if as_sent[:1] == [True]:
+            tags = sent
         return KVBatchMeta._from_parts(
             keys, _tags.decode(tags, len(keys)), partition, decode(fields) if fields else [], {}
         )
@@ -91,14 +93,15 @@ def kv_put(
         packed = pack_row(fields)
     elif fields is not None:
         raise InvalidArgumentError(f"fields: got {type(fields).__name__}, want a dict or a TensorDict", "kv_put")
+    packed_tags = None if tag is None else _tags.encode([tag], "kv_put")
     return _put_call(
         session,
         checked_name("partition_id", partition_id),
         packed,
-        _kv_result(keys, partition_id),
+        _kv_result(keys, partition_id, packed_tags),
         timeout,
         keys=keys,
-        tags=None if tag is None else _tags.encode([tag], "kv_put"),
+        tags=packed_tags,
         function=_parser(data_parser, "kv_put") if packed else None,
     )
 
@@ -123,14 +126,15 @@ def kv_batch_put(
     tags = _tags.listed(tags, op)
     if tags is not None and len(tags) != len(listed):
         raise InvalidArgumentError(f"tags: got {len(tags)}, want one for each of {len(listed)} keys", op)
+    packed_tags = _tags.encode(tags, op)
     return _put_call(
         session,
         checked_name("partition_id", partition_id),
         packed,
-        _kv_result(listed, partition_id),
+        _kv_result(listed, partition_id, packed_tags),
         timeout,
         keys=listed,
-        tags=_tags.encode(tags, op),
+        tags=packed_tags,
         function=_parser(data_parser, op) if packed else None,
         dedup=_stored_once(dedup, packed, op),
     )

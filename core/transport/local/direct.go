@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"io"
-	"os"
 	"sync"
 	"time"
 
@@ -20,8 +19,7 @@ import (
 // socket himself. A reply then wakes one thread, where a Conn needs two in turn: the one that reads, and the one that waits.
 type Direct struct {
 	path   string
-	file   *os.File // the socket in blocking mode, unknown to Go's poller
-	fd     int
+	fd     int // the socket in blocking mode, unknown to Go's poller, which each reply would wake a thread of
 	reader *bufio.Reader
 	last   uint64
 	mu     struct {
@@ -41,11 +39,11 @@ func DialDirect(ctx context.Context, path string, secret []byte, peerID uint64) 
 		return nil, err
 	}
 	defer func() { _ = sock.Close() }()
-	file, err := sock.File()
+	fd, err := blocking(sock)
 	if err != nil {
 		return nil, tqerr.Wrap(tqerr.ResourceExhausted, err, "socket %q", path)
 	}
-	d := &Direct{path: path, file: file, fd: int(file.Fd())} // Fd sets the socket to blocking
+	d := &Direct{path: path, fd: fd}
 	d.reader = bufio.NewReaderSize(socketReader(d.fd), directBuffer)
 	return d, nil
 }
@@ -69,12 +67,15 @@ func (d *Direct) end() {
 	}
 }
 
-// Close gives the socket back. No request may be in flight.
+// Close gives the socket back. No request may be in flight. It may be called twice.
 func (d *Direct) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.mu.closed {
+		return nil
+	}
 	d.mu.closed = true
-	return d.file.Close()
+	return unix.Close(d.fd)
 }
 
 type directPending struct {

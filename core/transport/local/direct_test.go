@@ -2,6 +2,9 @@ package local
 
 import (
 	"context"
+	"os"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -96,6 +99,33 @@ func TestDirectBelongsToItsPeer(t *testing.T) {
 	require.Empty(t, gone, "the peer has another connection")
 	require.NoError(t, c.Close())
 	require.Equal(t, c.peerID, (<-gone).ID)
+}
+
+// A reply is to wake its reader and nobody else.
+func TestDirectIsUnknownToThePoller(t *testing.T) {
+	_, path := run(t, serving{}, defaultLimits)
+	d := direct(t, path, 1)
+	polled := map[int]bool{}
+	entries, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	for _, e := range entries {
+		if target, err := os.Readlink("/proc/self/fd/" + e.Name()); err != nil || target != "anon_inode:[eventpoll]" {
+			continue
+		}
+		info, err := os.ReadFile("/proc/self/fdinfo/" + e.Name())
+		require.NoError(t, err)
+		for _, line := range strings.Split(string(info), "\n") {
+			if fields := strings.Fields(line); len(fields) > 1 && fields[0] == "tfd:" {
+				fd, err := strconv.Atoi(fields[1])
+				require.NoError(t, err)
+				polled[fd] = true
+			}
+		}
+	}
+	require.NotEmpty(t, polled, "the server's sockets are polled")
+	require.NotContains(t, polled, d.FD())
+	require.NoError(t, d.Close())
+	require.NoError(t, d.Close(), "twice")
 }
 
 // leaving is an echo that reports who is gone.

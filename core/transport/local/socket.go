@@ -59,4 +59,25 @@ func descriptor(sock syscall.Conn) int {
 	return number
 }
 
+// blocking returns another descriptor of a socket, which nobody else knows, and sets the socket to blocking. An os.File would
+// stay with Go's poller.
+func blocking(sock syscall.Conn) (fd int, err error) {
+	raw, err := sock.SyscallConn()
+	if err != nil {
+		return -1, err
+	}
+	var failed error
+	if err := raw.Control(func(own uintptr) { fd, failed = unix.FcntlInt(own, unix.F_DUPFD_CLOEXEC, 3) }); err != nil {
+		return -1, err
+	}
+	if failed != nil {
+		return -1, failed
+	}
+	if err := unix.SetNonblock(fd, false); err != nil {
+		_ = unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
 func ownUser() uint32 { return uint32(os.Geteuid()) }
