@@ -348,6 +348,8 @@ func TestRandomOperationsWithRestarts(t *testing.T) {
 		"units elsewhere, power loss": {setup{units: 3, remote: true, journal: journal.Strict}, true},
 		"a durable unit, relaxed":     {setup{units: 1, durable: true, journal: journal.Relaxed}, false},
 		"a durable unit, strict":      {setup{units: 1, durable: true, journal: journal.Strict}, false},
+		"durable units, relaxed":      {setup{units: 2, durable: true, journal: journal.Relaxed}, false},
+		"durable units, power loss":   {setup{units: 2, durable: true, journal: journal.Strict}, true},
 	}
 	for name, o := range rounds {
 		t.Run(name, func(t *testing.T) {
