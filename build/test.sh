@@ -60,7 +60,7 @@ test_go() {
     say "go test without cgo"
     CGO_ENABLED=0 go test ./core/... || status=1
     say "go test -race"
-    CGO_ENABLED=1 go test -race -tags "$GO_TAGS" ./core/... ./capi/... || status=1
+    CGO_ENABLED=1 go test -race -short -tags "$GO_TAGS" ./core/... ./capi/... || status=1
     return $status
 }
 

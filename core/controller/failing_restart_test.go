@@ -105,7 +105,7 @@ func TestEveryCallOfTheJournalAndItsUnitsFails(t *testing.T) {
 	for name, durability := range map[string]journal.Durability{"relaxed": journal.Relaxed, "strict": journal.Strict} {
 		t.Run(name, func(t *testing.T) {
 			calls := 0
-			for at, more := 0, true; more; at++ {
+			for at, more := 0, true; more; at += stride() {
 				calls = at
 				failing := &vfs.FailingDisk{At: -1, Err: []error{unix.EIO, unix.ENOSPC}[at%2]}
 				o := setup{units: 2, durable: true, journal: durability, failing: failing}

@@ -39,3 +39,12 @@ func openPagemap() {
 	}
 	a.Free(b.Segment, b.Offset, b.Size)
 }
+
+// stride is how far apart the calls are that fail, or at which a process dies: all do one after the other; with -short, which is
+// for the race detector, every fifth.
+func stride() int {
+	if testing.Short() {
+		return 5
+	}
+	return 1
+}

@@ -360,7 +360,7 @@ func TestRandomOperationsWithRestarts(t *testing.T) {
 				s.python(sums)
 				some, steps := 0, 150 // what has no bytes is kept in memory
 				if o.durable {
-					some, steps = 1, 60
+					some, steps = 1, 12+18/stride()
 				}
 				users := make([]*modelUser, 4)
 				for i := range users {

@@ -32,6 +32,7 @@ type memDir struct{ now, synced map[string]*memFile }
 type memFile struct {
 	length, syncedLength int64
 	pages, synced        map[int64]*[page]byte
+	shared               map[int64]*[page]byte // pages that another disk may have too
 }
 
 var _ Disk = (*Mem)(nil)
@@ -97,30 +98,23 @@ func (m *Mem) Killed() *Mem {
 }
 
 func (f *memFile) clone() *memFile {
-	out := &memFile{length: f.length, syncedLength: f.syncedLength, pages: map[int64]*[page]byte{}, synced: map[int64]*[page]byte{}}
-	for n, p := range f.pages {
-		copied := *p
-		out.pages[n] = &copied
+	f.shared = maps.Clone(f.pages)
+	return &memFile{
+		length: f.length, syncedLength: f.syncedLength, pages: maps.Clone(f.pages), synced: maps.Clone(f.synced), shared: f.shared,
 	}
-	maps.Copy(out.synced, f.synced)
-	return out
 }
 
 // crash keeps synced pages, and each page that has changed since with even odds; so too the length.
 func (f *memFile) crash(rnd *rand.Rand) *memFile {
-	out := &memFile{length: f.syncedLength, pages: map[int64]*[page]byte{}}
+	f.shared = maps.Clone(f.pages)
+	out := &memFile{length: f.syncedLength, pages: maps.Clone(f.synced)}
 	coin := func() bool { return rnd != nil && rnd.IntN(2) == 0 }
 	if coin() {
 		out.length = f.length
 	}
-	for n, p := range f.synced {
-		copied := *p
-		out.pages[n] = &copied
-	}
 	for _, n := range slices.Sorted(maps.Keys(f.pages)) {
-		if coin() {
-			copied := *f.pages[n]
-			out.pages[n] = &copied
+		if f.pages[n] != f.synced[n] && coin() {
+			out.pages[n] = f.pages[n]
 		}
 	}
 	for _, n := range slices.Sorted(maps.Keys(f.synced)) {
@@ -312,7 +306,7 @@ func (h *memHandle) own(n int64) (*[page]byte, error) {
 		}
 		h.m.used += page
 		p = new([page]byte)
-	case h.f.synced[n]:
+	case h.f.synced[n], h.f.shared[n]:
 		copied := *p
 		p = &copied
 	default:
