@@ -58,13 +58,15 @@ func BenchmarkTransfer(b *testing.B) {
 				began := time.Now()
 				var all sync.WaitGroup
 				for i := range n {
-					all.Go(func() {
+					all.Add(1)
+					go func() {
+						defer all.Done()
 						at := size / n * i
 						err := p.part(b.Context(), &transfer{kindWrite, 0, uint64(at), uint64(size / n)}, [][]byte{from[at : at+size/n]})
 						if err != nil {
 							b.Error(err)
 						}
-					})
+					}()
 				}
 				all.Wait()
 				wall += time.Since(began)
