@@ -66,10 +66,46 @@ PLATFORM = """
 #define HAVE_CLOCK_GETTIME
 """
 
-# libc++ wants an allocator that rebinds to itself, which this one does not; it adds nothing to its base.
-FILE = "secure_allocator.hpp"
-WRONG = "template <typename T> struct secure_allocator_t : std::allocator<T>\n{\n};"
-RIGHT = "template <typename T> using secure_allocator_t = std::allocator<T>;"
+# What is changed in the source, by file. libc++ wants an allocator that rebinds to itself, which that one does not; it
+# adds nothing to its base. The others put texts together with streams, for which iostream and its locales are linked.
+CHANGES = [
+    (
+        "secure_allocator.hpp",
+        "template <typename T> struct secure_allocator_t : std::allocator<T>\n{\n};",
+        "template <typename T> using secure_allocator_t = std::allocator<T>;",
+    ),
+    (
+        "address.cpp",
+        """std::stringstream s;
+        s << protocol << "://" << address;
+        addr_ = s.str ();""",
+        """addr_ = protocol + "://" + address;""",
+    ),
+    (
+        "ctx.cpp",
+        """std::ostringstream s;
+                s << value;
+                scoped_lock_t locker (_opt_sync);
+                _thread_name_prefix = s.str ();""",
+        """scoped_lock_t locker (_opt_sync);
+                _thread_name_prefix = std::to_string (value);""",
+    ),
+    (
+        "stream_engine_base.cpp",
+        """std::ostringstream buf;
+            buf << ":" << cred.uid << ":" << cred.gid << ":" << cred.pid;
+            peer_address += buf.str ();""",
+        """peer_address += ":" + std::to_string (cred.uid) + ":" + std::to_string (cred.gid)
+                            + ":" + std::to_string (cred.pid);""",
+    ),
+    (
+        "stream_engine_base.cpp",
+        """std::ostringstream stream;
+    stream << static_cast<int> (_s);
+    std::string fd_string = stream.str ();""",
+        """std::string fd_string = std::to_string (static_cast<int> (_s));""",
+    ),
+]
 
 
 def cache() -> Path:
@@ -114,10 +150,11 @@ def compile_all(source: Path, cc: str, cxx: str, ar: str) -> Path:
     """libzmq.a of the source, compiled where it lies so that no path gets into it."""
     src = source / "src"
     (src / "platform.hpp").write_text(PLATFORM)
-    allocator = (src / FILE).read_text()
-    if WRONG not in allocator:
-        raise ValueError(f"{FILE} is not the one that is to be changed")
-    (src / FILE).write_text(allocator.replace(WRONG, RIGHT))
+    for name, wrong, right in CHANGES:
+        text = (src / name).read_text()
+        if text.count(wrong) != 1:
+            raise ValueError(f"{name} is not the one that is to be changed")
+        (src / name).write_text(text.replace(wrong, right))
     sources = sorted(path.name for path in src.glob("*.cpp"))
     names = [*(name for name in sources if not name.startswith(LEFT_OUT)), "tweetnacl.c"]
 
@@ -137,7 +174,9 @@ def compile_all(source: Path, cc: str, cxx: str, ar: str) -> Path:
 def prepare() -> Path:
     """The folder of the library, made when it is not there yet."""
     cc, cxx, ar = (os.environ.get(name) or default for name, default in (("CC", "gcc"), ("CXX", "g++"), ("AR", "ar")))
-    key = hashlib.sha256("\n".join([SHA256, PLATFORM, RIGHT, str(OPTIMIZE), *FLAGS, cc, cxx]).encode()).hexdigest()[:16]
+    key = hashlib.sha256(
+        "\n".join([SHA256, PLATFORM, str(CHANGES), str(OPTIMIZE), *FLAGS, cc, cxx]).encode()
+    ).hexdigest()[:16]
     target = cache() / f"libzmq-{key}"
     if target.is_dir():
         return target

@@ -88,6 +88,7 @@ try=
 need_zig
 rm -rf .out/dist
 for machine in "$@"; do build_for "$machine"; done
+"$PY" build/repack.py .out/dist/*.whl
 "$PY" build/check_wheel.py .out/dist/*.whl
 [ -n "$try" ] || exit 0
 SCRATCH=$(mktemp -d /tmp/tq-wheel.XXXXXX)

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -37,7 +38,9 @@ const crowdSize = 2048
 var crowdToken = []byte("one-token-for-the-crowd")
 
 // BenchmarkCrowd has clients in other processes connect over TCP to an owner in another one, put and get a row each, and then
-// ask for their rows, one request of each at a time. It reports what the owner's memory grew by for each, and the rate.
+// ask for their rows, one request of each at a time: all of them, and only a few while the others are just there. It reports what
+// the owner's memory grew by for each, the rate, and the processor time of both sides for a request: they share the machine, so
+// of the rate alone it cannot be told which of them it is.
 func BenchmarkCrowd(b *testing.B) {
 	for _, n := range []int{16, 2000, 8192} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) { benchmarkCrowd(b, n) })
@@ -74,18 +77,27 @@ func benchmarkCrowd(b *testing.B, n int) {
 	require.EqualValues(b, n, done)
 	done, once := do("once")
 	require.EqualValues(b, n, done)
-	var rates []float64
-	var asked float64
-	busy, theirs := busyOf(b, owner.Info.PID), busyOf(b, crowds[0].cmd.Process.Pid)
+	asked := map[string]*asking{"few": {}, "all": {}}
 	for b.Loop() {
-		done, took := do("ask")
-		rates = append(rates, done/took.Seconds())
-		asked += done
+		for name, a := range asked {
+			active := n
+			if name == "few" {
+				active = len(crowds) * ((16 + len(crowds) - 1) / len(crowds))
+			}
+			busy, theirs := busyOf(b, owner.Info.PID), busyOf(b, crowds[0].cmd.Process.Pid)
+			done, took := do(fmt.Sprintf("ask %d", active/len(crowds)))
+			a.owner += busyOf(b, owner.Info.PID) - busy
+			a.clients += busyOf(b, crowds[0].cmd.Process.Pid) - theirs
+			a.done += done
+			a.rates = append(a.rates, done/took.Seconds())
+		}
 	}
-	b.ReportMetric(float64((busyOf(b, owner.Info.PID)-busy).Microseconds())/asked, "owner-us/request")
-	b.ReportMetric(float64((busyOf(b, crowds[0].cmd.Process.Pid)-theirs).Microseconds())/asked*float64(len(crowds)), "clients-us/request")
-	slices.Sort(rates)
-	b.ReportMetric(rates[len(rates)/2], "requests/s")
+	for name, a := range asked {
+		slices.Sort(a.rates)
+		b.ReportMetric(a.rates[len(a.rates)/2], name+"-requests/s")
+		b.ReportMetric(float64(a.owner.Microseconds())/a.done, name+"-owner-us/request")
+		b.ReportMetric(float64(a.clients.Microseconds())/a.done*float64(len(crowds)), name+"-clients-us/request")
+	}
 	b.ReportMetric((residentOf(b, owner.Info.PID)-before)/float64(n), "KiB/client")
 	b.ReportMetric(float64(connect.Milliseconds()), "connect-ms")
 	b.ReportMetric(float64(once.Milliseconds()), "put+get-ms")
@@ -93,6 +105,13 @@ func benchmarkCrowd(b *testing.B, n int) {
 		require.NoError(b, c.input.Close())
 		require.NoError(b, c.cmd.Wait())
 	}
+}
+
+// asking is what requests have taken.
+type asking struct {
+	rates          []float64
+	done           float64
+	owner, clients time.Duration
 }
 
 // residentOf is the memory of a process in KiB.
@@ -166,14 +185,16 @@ func inCrowd(text string) {
 	m.clients, m.row = make([]*session.Session, m.N), oneRow()
 	commands := bufio.NewScanner(os.Stdin)
 	for commands.Scan() {
-		switch strings.TrimSpace(commands.Text()) {
+		switch command, active, _ := strings.Cut(commands.Text(), " "); command {
 		case "connect":
-			fmt.Println(m.each(64, m.connect))
+			fmt.Println(m.each(m.N, 64, m.connect))
 		case "once":
-			fmt.Println(m.each(m.N, func(i int) int64 { return min(m.put(i), m.get(i)) }))
+			fmt.Println(m.each(m.N, m.N, func(i int) int64 { return min(m.put(i), m.get(i)) }))
 		case "ask":
+			n, err := strconv.Atoi(active)
+			must(err)
 			until := time.Now().Add(2 * time.Second)
-			fmt.Println(m.each(m.N, func(i int) (done int64) {
+			fmt.Println(m.each(n, n, func(i int) (done int64) {
 				for time.Now().Before(until) {
 					done += m.get(i)
 				}
@@ -181,21 +202,21 @@ func inCrowd(text string) {
 			}))
 		}
 	}
-	m.each(64, func(i int) int64 {
+	m.each(m.N, 64, func(i int) int64 {
 		must(m.clients[i].Close(time.Second))
 		return 1
 	})
 }
 
-// each does something for every client, of several at a time, and adds up.
-func (m *member) each(together int, do func(i int) int64) int64 {
+// each does something for the first n clients, of several at a time, and adds up.
+func (m *member) each(n, together int, do func(i int) int64) int64 {
 	var next, total atomic.Int64
 	var all sync.WaitGroup
-	for range min(together, m.N) {
+	for range min(together, n) {
 		all.Add(1)
 		go func() {
 			defer all.Done()
-			for i := int(next.Add(1)) - 1; i < m.N; i = int(next.Add(1)) - 1 {
+			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
 				total.Add(do(i))
 			}
 		}()

@@ -5,8 +5,6 @@ package session_test
 import (
 	"context"
 	"fmt"
-	"io"
-	"net"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -21,29 +19,6 @@ import (
 	"transferqueue/core/transport/zmq"
 	"transferqueue/core/wire"
 )
-
-// plain is a TCP stream over loopback into a buffer that is there already: what the network of this machine can do.
-func plain(b *testing.B, size int) func() {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(b, err)
-	b.Cleanup(func() { _ = l.Close() })
-	into, from, arrived := make([]byte, size), make([]byte, size), make(chan error)
-	clear(into) // its pages are there
-	go func() {
-		conn, err := l.Accept()
-		for err == nil {
-			_, err = io.ReadFull(conn, into)
-			arrived <- err
-		}
-	}()
-	conn, err := net.Dial("tcp", l.Addr().String())
-	require.NoError(b, err)
-	return func() {
-		_, err := conn.Write(from)
-		require.NoError(b, err)
-		require.NoError(b, <-arrived)
-	}
-}
 
 // BenchmarkRemote does the requests of the targets in turns, so that what else the machine does hits all of them: 256 MiB
 // dense beside a plain stream, one row, and 1024 rows of a kilobyte.
@@ -73,26 +48,21 @@ func benchmarkRemote(b *testing.B, elsewhere bool, security string) {
 	require.NoError(b, err)
 	b.Cleanup(func() { require.NoError(b, s.Close(time.Second)) })
 	c := &caller{b: b, s: s, done: make(chan *client.Result, 1)}
-	stream := plain(b, 256<<20)
+	var others []int
+	for _, u := range units {
+		others = append(others, u.cmd.Process.Pid)
+	}
+	benchmarkDense(b, c, others)
 	for _, shape := range []struct {
 		name string
 		rows int
 		row  int64 // elements
-	}{{"256MiB", 64, 512 << 10}, {"row", 1, 8}, {"1024x1KiB", 1024, 128}} {
+	}{{"row", 1, 8}, {"1024x1KiB", 1024, 128}} {
 		b.Run(shape.name, func(b *testing.B) {
 			c.b = b
 			put, get := remoteRequests(b, shape.name, shape.rows, shape.row)
-			read := func() {
-				r := c.do(get)
-				for i := range r.Columns {
-					client.Release(r.Columns[i].Token)
-					client.Release(r.Columns[i].OffsetsToken)
-				}
-			}
+			read := func() { c.release(c.do(get)) }
 			steps := map[string]func(){"put": func() { c.do(put) }, "get": read}
-			if shape.rows == 64 {
-				steps["plain"] = stream
-			}
 			spent := map[string][]time.Duration{}
 			for range 3 {
 				c.do(put)
@@ -108,10 +78,6 @@ func benchmarkRemote(b *testing.B, elsewhere bool, security string) {
 			for name, list := range spent {
 				b.ReportMetric(float64(median(list).Microseconds()), name+"-us")
 			}
-			if list := spent["plain"]; list != nil {
-				b.ReportMetric(float64(median(list))/float64(median(spent["put"])), "put/plain")
-				b.ReportMetric(float64(median(list))/float64(median(spent["get"])), "get/plain")
-			}
 		})
 	}
 }
@@ -124,14 +90,19 @@ func median(list []time.Duration) time.Duration {
 // remoteRequests are a put of rows of one field, as a caller that waits sends it, and a get of them.
 func remoteRequests(b *testing.B, partition string, rows int, elements int64) (put, get *client.Request) {
 	mem := foreigntest.New(b, rows*int(elements)*8+1<<20)
-	keys := make(wire.Strings, rows)
-	for i := range keys {
-		keys[i] = fmt.Sprintf("key-%d", i)
-	}
+	keys := keysOf(rows)
 	column := mem.Ints([]int64{elements}, make([]int64, int64(rows)*elements)...)
 	put = &client.Request{Op: wire.OpPut, Rows: rows, Waits: true, Columns: []foreign.Raw{column}, Body: marshal(b, &putBody{
 		Partition: partition, Keys: keys, Fields: wire.Strings{"x"},
 	})}
 	get = &client.Request{Op: wire.OpGet, Waits: true, Body: marshal(b, &wire.GetRequest{Partition: partition, Keys: keys, Inline: client.InlineLimit})}
 	return put, get
+}
+
+func keysOf(rows int) wire.Strings {
+	keys := make(wire.Strings, rows)
+	for i := range keys {
+		keys[i] = fmt.Sprintf("key-%d", i)
+	}
+	return keys
 }

@@ -37,7 +37,7 @@ const (
 	headerSize = 28
 	maxText    = 4 << 10
 	// pieceSize is how much is moved under one deadline, and is summed while it is in the cache.
-	pieceSize = 256 << 10
+	pieceSize = 512 << 10
 )
 
 // kinds of a transfer
@@ -117,32 +117,43 @@ func readStatus(r io.Reader) (said *tqerr.Error, err error) {
 	return &tqerr.Error{Code: code, Msg: string(text)}, nil
 }
 
+// together is how many small pieces go out at once.
+const together = 64
+
 // writeBytes writes a head, pieces, and their sum. Small pieces go out together. Each write has a deadline of its own, so
-// that only a peer that takes nothing fails; with stall 0 the deadline is the caller's business.
+// that only a peer that takes nothing fails; with stall 0 the deadline is the caller's business. All but the last pieces are
+// summed after they were written: the kernel's copy brings them into the cache in less time than the sum would.
 func writeBytes(conn net.Conn, head []byte, pieces [][]byte, stall time.Duration) error {
-	sum, batch, size := uint32(0), append(make(net.Buffers, 0, 64), head), 0
-	flush := func() error {
+	all := append(make(net.Buffers, 0, together+2), head)
+	batch, size, sum := make([][]byte, 0, together), 0, uint32(0)
+	write := func(tail ...[]byte) error {
 		if stall > 0 {
 			_ = conn.SetWriteDeadline(time.Now().Add(stall))
 		}
-		err := writeAll(conn, batch)
-		batch, size = batch[:0], 0
+		err := writeAll(conn, append(append(all, batch...), tail...))
+		all = all[:0]
 		return err
+	}
+	add := func() {
+		for _, p := range batch {
+			sum = crc32.Update(sum, castagnoli, p)
+		}
 	}
 	for _, p := range pieces {
 		for len(p) > 0 {
-			n := min(len(p), pieceSize-size)
-			sum = crc32.Update(sum, castagnoli, p[:n])
-			batch, size, p = append(batch, p[:n]), size+n, p[n:]
 			if size == pieceSize || len(batch) == cap(batch) {
-				if err := flush(); err != nil {
+				if err := write(); err != nil {
 					return err
 				}
+				add()
+				batch, size = batch[:0], 0
 			}
+			n := min(len(p), pieceSize-size)
+			batch, size, p = append(batch, p[:n]), size+n, p[n:]
 		}
 	}
-	batch = append(batch, binary.LittleEndian.AppendUint32(nil, sum))
-	return flush()
+	add()
+	return write(binary.LittleEndian.AppendUint32(nil, sum))
 }
 
 // readBytes fills pieces and checks the sum behind them. Small pieces are read together with what follows.

@@ -7,7 +7,6 @@ import (
 	"net"
 	"sync"
 
-	"transferqueue/core/guard"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/transport"
 	"transferqueue/core/transport/internal/servers"
@@ -15,8 +14,7 @@ import (
 	"transferqueue/core/wire"
 )
 
-// conn is one connection of a server. The reactor sorts its messages; a goroutine of its own, which exists while there are
-// any, calls the handler.
+// conn is one connection of a server. The reactor sorts its messages; while there are any, a worker calls the handler.
 type conn struct {
 	server *Server
 	link   *link
@@ -109,7 +107,7 @@ func (c *conn) receive(f wire.Frame) {
 	c.mu.inbox = append(c.mu.inbox, f)
 	if !c.mu.working {
 		c.mu.working = true
-		guard.Go("zmq: serve a peer", c.work)
+		c.server.workers.serve(c)
 	}
 }
 

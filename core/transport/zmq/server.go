@@ -36,6 +36,7 @@ type Server struct {
 	router  *reactor
 	gate    *reactor
 	streams *stream.Listener
+	workers *workers
 	mu      struct {
 		sync.Mutex
 		closed bool
@@ -58,7 +59,7 @@ func listen(address string, payloadPort int, c Credentials, h transport.Handler,
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{host: host, port: port, session: rand.Uint64(), limits: l, handler: h}
+	s := &Server{host: host, port: port, session: rand.Uint64(), limits: l, handler: h, workers: newWorkers()}
 	s.mu.conns, s.mu.lives = map[string]*conn{}, map[uint64]uint64{}
 	s.roster = roster.New(s.gone)
 	var identity *stream.Identity
@@ -267,6 +268,9 @@ func (s *Server) Close() error {
 	}
 	err := s.streams.Close()
 	s.roster.End()
+	if first {
+		s.workers.end()
+	}
 	if first && s.context != nil {
 		err = errors.Join(err, s.context.Term())
 	}
