@@ -2,14 +2,12 @@ package table
 
 import (
 	"context"
-	"hash/crc32"
 
+	"transferqueue/core/internal/crc32c"
 	"transferqueue/core/schema"
 	"transferqueue/core/store"
 	"transferqueue/core/tqerr"
 )
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // sumStep is how many bytes are summed before they are written, or after they were read: as many as stay in the cache.
 const sumStep = 256 << 10
@@ -65,7 +63,7 @@ func (o *summer) add(data []byte) {
 			o.row++
 		}
 		n := min(int64(len(data)), o.end()-o.at)
-		o.sums[o.row] = crc32.Update(o.sums[o.row], castagnoli, data[:n])
+		o.sums[o.row] = crc32c.Update(o.sums[o.row], data[:n])
 		o.at, data = o.at+n, data[n:]
 	}
 }
