@@ -43,10 +43,10 @@ func (s spent) plus(o spent) spent { return spent{s.wall + o.wall, s.cpu + o.cpu
 func timed(b *testing.B, run func()) spent {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	cpu := func() time.Duration {
-		var used unix.Rusage
-		require.NoError(b, unix.Getrusage(unix.RUSAGE_THREAD, &used))
-		return time.Duration(used.Utime.Nano() + used.Stime.Nano())
+	cpu := func() time.Duration { // rusage only knows the last tick
+		var used unix.Timespec
+		require.NoError(b, unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &used))
+		return time.Duration(used.Nano())
 	}
 	began, before := time.Now(), cpu()
 	run()
@@ -88,20 +88,29 @@ func fillTable(b *testing.B, s *table.Table, count int, size int64) []table.Cell
 	return cells
 }
 
-// benchPairs of plain and ours, in turns, make one figure, a median: what else the machine does meets both.
-const benchPairs = 9
+// benchPairs of plain and ours, in turns, make one figure: what else the machine does meets both.
+const benchPairs = 15
 
-// ratios of plain time to ours, one of each pair.
-type ratios struct{ wall, cpu []float64 }
+// pairs of plain times and ours.
+type pairs struct{ plain, ours []spent }
 
-func (r *ratios) add(plain, ours spent) {
-	r.wall = append(r.wall, float64(plain.wall)/float64(ours.wall))
-	r.cpu = append(r.cpu, float64(plain.cpu)/float64(ours.cpu))
+func (p *pairs) add(plain, ours spent) {
+	p.plain, p.ours = append(p.plain, plain), append(p.ours, ours)
 }
 
-func (r *ratios) report(b *testing.B, name string) {
-	b.ReportMetric(median(r.wall), name+"/plain")
-	b.ReportMetric(median(r.cpu), name+"/plain-cpu")
+// report gives medians of the ratios of the pairs, and the ratio of the best times, which other work has disturbed least. A
+// virtual machine that does not get its processors counts processor time wrongly.
+func (p *pairs) report(b *testing.B, name string, bytes int64) {
+	wall, cpu, plain, ours := make([]float64, len(p.ours)), make([]float64, len(p.ours)), p.plain[0].wall, p.ours[0].wall
+	for i := range p.ours {
+		wall[i] = float64(p.plain[i].wall) / float64(p.ours[i].wall)
+		cpu[i] = float64(p.plain[i].cpu) / float64(p.ours[i].cpu)
+		plain, ours = min(plain, p.plain[i].wall), min(ours, p.ours[i].wall)
+	}
+	b.ReportMetric(median(wall), name+"/plain")
+	b.ReportMetric(median(cpu), name+"/plain-cpu")
+	b.ReportMetric(float64(plain)/float64(ours), name+"/plain-best")
+	b.ReportMetric(float64(bytes)/ours.Seconds()/1e9, name+"-GB/s-best")
 }
 
 func median(of []float64) float64 {
@@ -128,8 +137,7 @@ func benchSpill(b *testing.B, durability Durability, size int64) {
 	require.NoError(b, err)
 	p := plainFile{dir: benchFolder(b), size: size, sync: durability == Strict, to: a.Bytes(to.Segment, to.Offset, to.Size)}
 	clear(p.to) // its pages are there, as those of a unit are
-	var out, in ratios
-	var gbOut, gbIn []float64
+	var out, in pairs
 	b.SetBytes(benchTotal)
 	for b.Loop() {
 		for i := range benchPairs + 1 {
@@ -149,14 +157,10 @@ func benchSpill(b *testing.B, durability Durability, size int64) {
 			}
 			out.add(plain[0], ours[0])
 			in.add(plain[1], ours[1])
-			gbOut = append(gbOut, benchTotal/ours[0].wall.Seconds()/1e9)
-			gbIn = append(gbIn, benchTotal/ours[1].wall.Seconds()/1e9)
 		}
 	}
-	out.report(b, "spill")
-	in.report(b, "read")
-	b.ReportMetric(median(gbOut), "spill-GB/s")
-	b.ReportMetric(median(gbIn), "read-GB/s")
+	out.report(b, "spill", benchTotal)
+	in.report(b, "read", benchTotal)
 }
 
 // blocksOf is where values lie in memory.
