@@ -37,8 +37,6 @@ const benchTotal = 256 << 20
 // in memory.
 type spent struct{ wall, cpu time.Duration }
 
-func (s spent) plus(o spent) spent { return spent{s.wall + o.wall, s.cpu + o.cpu} }
-
 // timed runs something on one thread.
 func timed(b *testing.B, run func()) spent {
 	runtime.LockOSThread()
@@ -51,12 +49,6 @@ func timed(b *testing.B, run func()) spent {
 	began, before := time.Now(), cpu()
 	run()
 	return spent{time.Since(began), cpu() - before}
-}
-
-// report tells how fast something is compared with something plain.
-func report(b *testing.B, name string, plain, ours spent) {
-	b.ReportMetric(float64(plain.wall)/float64(ours.wall), name+"/plain")
-	b.ReportMetric(float64(plain.cpu)/float64(ours.cpu), name+"/plain-cpu")
 }
 
 // benchTable holds values in memory that can spill.
@@ -254,72 +246,100 @@ func spillAndRead(b *testing.B, s *table.Table, t *Tier, cells []table.Cells, co
 // BenchmarkSmallValues spills 100,000 values of 4 KiB in steps, reads them at random in batches, and opens the folder of a
 // killed process with as many.
 func BenchmarkSmallValues(b *testing.B) {
-	const count, size = 100_000, 4 << 10
-	var plainOut, plainIn, spilled, read, opened spent
+	const count, size, rounds = 100_000, 4 << 10, 7
+	var out, in pairs
+	var opened []float64
 	for b.Loop() {
-		dir := benchFolder(b)
-		o, i := plainSmall(b, dir, count, size)
-		plainOut, plainIn = plainOut.plus(o), plainIn.plus(i)
-		tier, err := Open(Options{Dir: filepath.Join(dir, "tier"), Durability: Relaxed})
-		require.NoError(b, err)
-		s := table.New(table.Options{Memory: memory(b), Disk: tier, Threshold: 1 << 40})
-		tier.Attach(s)
-		cells := fillTable(b, s, count, size)
-		spilled = spilled.plus(timed(b, func() {
-			for at := 0; at < count; at += 2000 {
-				_, err := s.Move(cells[at:at+2000], table.ToDisk, 0)
-				require.NoError(b, err)
+		for i := range rounds + 1 {
+			dir := benchFolder(b)
+			var plain, ours [2]spent
+			var open spent
+			if i%2 == 0 { // who is first gets other pages
+				plain = plainSmall(b, dir, count, size)
 			}
-		}))
-		read = read.plus(timed(b, func() {
-			order := rand.Perm(count)
-			for at := 0; at < count; at += 1000 {
-				list := make([]schema.Sample, 1000)
-				for k := range list {
-					list[k] = cells[order[at+k]].Samples[0]
-				}
-				l, err := s.Read("p", []string{"x"}, list)
-				require.NoError(b, err)
-				l.Release()
+			ours, open = smallValues(b, filepath.Join(dir, "tier"), count, size)
+			if i%2 == 1 {
+				plain = plainSmall(b, dir, count, size)
 			}
-		}))
-		tier.closeFiles()
-		require.NoError(b, tier.lock.Close())
-		var again *Store
-		opened = opened.plus(timed(b, func() {
-			again, err = OpenStore(Options{Dir: filepath.Join(dir, "tier"), Durability: Relaxed}, memory(b), 0)
-			require.NoError(b, err)
-		}))
-		require.Equal(b, int64(count), again.Stats().Cells)
-		require.NoError(b, again.Close())
+			require.NoError(b, os.RemoveAll(dir))
+			if i > 0 { // the first has pages that nobody has touched yet
+				out.add(plain[0], ours[0])
+				in.add(plain[1], ours[1])
+				opened = append(opened, open.wall.Seconds())
+			}
+		}
 	}
-	report(b, "spill", plainOut, spilled)
-	report(b, "read", plainIn, read)
-	b.ReportMetric(opened.wall.Seconds()/float64(b.N), "open-s")
-	b.ReportMetric(opened.cpu.Seconds()/float64(b.N), "open-cpu-s")
+	out.report(b, "spill", count*size)
+	in.report(b, "read", count*size)
+	b.ReportMetric(median(opened), "open-s")
 }
 
-// plainSmall writes in batches of 2000 values and reads value by value at random.
-func plainSmall(b *testing.B, dir string, count int, size int64) (out, in spent) {
+func smallValues(b *testing.B, dir string, count int, size int64) (took [2]spent, opened spent) {
+	a := memory(b)
+	defer func() { _ = a.Close() }()
+	tier, err := Open(Options{Dir: dir, Durability: Relaxed})
+	require.NoError(b, err)
+	s := table.New(table.Options{Memory: a, Disk: tier, Threshold: 1 << 40})
+	tier.Attach(s)
+	cells := fillTable(b, s, count, size)
+	took[0] = timed(b, func() {
+		for at := 0; at < count; at += 2000 {
+			_, err := s.Move(cells[at:at+2000], table.ToDisk, 0)
+			require.NoError(b, err)
+		}
+	})
+	took[1] = timed(b, func() {
+		order := rand.Perm(count)
+		for at := 0; at < count; at += 1000 {
+			list := make([]schema.Sample, 1000)
+			for k := range list {
+				list[k] = cells[order[at+k]].Samples[0]
+			}
+			l, err := s.Read("p", []string{"x"}, list)
+			require.NoError(b, err)
+			l.Release()
+		}
+	})
+	tier.closeFiles()
+	require.NoError(b, tier.lock.Close())
+	var again *Store
+	opened = timed(b, func() {
+		again, err = OpenStore(Options{Dir: dir, Durability: Relaxed}, a, 0)
+		require.NoError(b, err)
+	})
+	require.Equal(b, int64(count), again.Stats().Cells)
+	require.NoError(b, again.Close())
+	require.NoError(b, os.RemoveAll(dir))
+	return took, opened
+}
+
+// plainSmall writes in batches of 2000 values, which lie one behind the other, and reads value by value at random.
+func plainSmall(b *testing.B, dir string, count int, size int64) (took [2]spent) {
+	a := memory(b)
+	defer func() { _ = a.Close() }()
+	block, err := a.Alloc(int64(count) * size)
+	require.NoError(b, err)
+	values := a.Bytes(block.Segment, block.Offset, block.Size)
+	for i := range values {
+		values[i] = byte(i)
+	}
 	f, err := os.Create(filepath.Join(dir, "plain"))
 	require.NoError(b, err)
-	defer func() { _ = f.Close() }()
-	batch := make([]byte, 2000*size)
-	for i := range batch {
-		batch[i] = byte(i)
-	}
-	out = timed(b, func() {
-		for at := 0; at < count; at += 2000 {
-			_, err := f.WriteAt(batch, int64(at)*size)
+	took[0] = timed(b, func() {
+		for from := int64(0); from < block.Size; from += 2000 * size {
+			_, err := f.WriteAt(values[from:from+2000*size], from)
 			require.NoError(b, err)
 		}
 	})
 	order := rand.Perm(count)
-	in = timed(b, func() {
+	took[1] = timed(b, func() {
 		for i, k := range order {
-			_, err := f.ReadAt(batch[int64(i%1000)*size:int64(i%1000+1)*size], int64(k)*size)
+			to := int64(i%1000) * size
+			_, err := f.ReadAt(values[to:to+size], int64(k)*size)
 			require.NoError(b, err)
 		}
 	})
-	return out, in
+	require.NoError(b, f.Close())
+	require.NoError(b, os.Remove(f.Name()))
+	return took
 }
