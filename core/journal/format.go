@@ -4,10 +4,10 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
-	"hash/crc32"
 	"strconv"
 	"strings"
 
+	"transferqueue/core/internal/crc32c"
 	"transferqueue/core/tqerr"
 )
 
@@ -24,7 +24,6 @@ const (
 var (
 	headerMagic = []byte("TQ\xf5JRNL\n")
 	frameMagic  = []byte("TQj\x01")
-	castagnoli  = crc32.MakeTable(crc32.Castagnoli)
 	order       = binary.LittleEndian
 )
 
@@ -64,7 +63,7 @@ func (h header) encode() []byte {
 	order.PutUint32(b[12:], h.number)
 	copy(b[16:], h.identity[:])
 	order.PutUint64(b[32:], h.first)
-	order.PutUint32(b[60:], crc32.Checksum(b[:60], castagnoli))
+	order.PutUint32(b[60:], crc32c.Checksum(b[:60]))
 	return b
 }
 
@@ -72,7 +71,7 @@ func decodeHeader(b []byte) (h header, err error) {
 	if len(b) < headerBytes || !bytes.HasPrefix(b, headerMagic) {
 		return h, tqerr.New(tqerr.Corruption, "it is not a file of a journal, or its header is damaged")
 	}
-	if order.Uint32(b[60:]) != crc32.Checksum(b[:60], castagnoli) {
+	if order.Uint32(b[60:]) != crc32c.Checksum(b[:60]) {
 		return h, tqerr.New(tqerr.Corruption, "its header is damaged")
 	}
 	if v := order.Uint16(b[10:]); v > formatVersion {
@@ -102,8 +101,8 @@ func appendFrame(out []byte, identity *[16]byte, sequence, durable uint64, body 
 
 // frameSum begins with the identity, so that bytes of a user which look like a frame are none.
 func frameSum(identity *[16]byte, head, body []byte) uint32 {
-	sum := crc32.Update(crc32.Checksum(identity[:], castagnoli), castagnoli, head)
-	return crc32.Update(sum, castagnoli, body)
+	sum := crc32c.Update(crc32c.Checksum(identity[:]), head)
+	return crc32c.Update(sum, body)
 }
 
 // decodeFrame reads the frame at the start of b; ok is false when there is none that is whole and undamaged.

@@ -4,11 +4,11 @@ import (
 	"bufio"
 	"context"
 	"encoding/binary"
-	"hash/crc32"
 	"io"
 
 	"github.com/klauspost/compress/zstd"
 
+	"transferqueue/core/internal/crc32c"
 	"transferqueue/core/internal/vfs"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/wire"
@@ -45,7 +45,7 @@ func newReader(name string, in io.Reader, size int64, kind Kind) (*reader, error
 	if v := binary.LittleEndian.Uint16(h[8:]); v != version {
 		return nil, tqerr.New(tqerr.VersionMismatch, "%s: format version %d, this release reads %d", name, v, version)
 	}
-	if crc32.Checksum(h[:12], castagnoli) != binary.LittleEndian.Uint32(h[12:]) {
+	if crc32c.Checksum(h[:12]) != binary.LittleEndian.Uint32(h[12:]) {
 		return nil, r.bad("the header is damaged")
 	}
 	if k := Kind(binary.LittleEndian.Uint16(h[10:])); k != kind {
@@ -62,7 +62,7 @@ func (r *reader) head(h []byte) error {
 	if err := r.full(h); err != nil {
 		return err
 	}
-	r.digest = crc32.Update(r.digest, castagnoli, h)
+	r.digest = crc32c.Update(r.digest, h)
 	return nil
 }
 
@@ -99,7 +99,7 @@ func (r *reader) header() (recordHeader, error) {
 		stored: int(binary.LittleEndian.Uint32(h[4:])), raw: int(binary.LittleEndian.Uint32(h[8:])),
 		sum: binary.LittleEndian.Uint32(h[12:]),
 	}
-	out.begun = crc32.Update(crc32.Checksum(number[:], castagnoli), castagnoli, h[:12])
+	out.begun = crc32c.Update(crc32c.Checksum(number[:]), h[:12])
 	switch {
 	case int64(out.stored) > r.left:
 		return out, r.bad("record %d: cut off", r.records)
@@ -131,7 +131,7 @@ func (r *reader) next() (kind byte, body []byte, err error) {
 	if err := r.full(body); err != nil {
 		return 0, nil, err
 	}
-	if crc32.Update(h.begun, castagnoli, body) != h.sum {
+	if crc32c.Update(h.begun, body) != h.sum {
 		return 0, nil, r.bad("record %d is damaged", r.records)
 	}
 	if h.packing == packed {
@@ -289,7 +289,7 @@ func (r *reader) dataPlain(h recordHeader, places [][]byte) ([][]byte, error) {
 		if err := r.full(piece); err != nil {
 			return nil, err
 		}
-		sum = crc32.Update(sum, castagnoli, piece)
+		sum = crc32c.Update(sum, piece)
 		left -= n
 		if places[0] = places[0][n:]; len(places[0]) == 0 {
 			places = places[1:]
@@ -309,7 +309,7 @@ func (r *reader) dataPacked(h recordHeader, places [][]byte) ([][]byte, error) {
 	if err := r.full(stored); err != nil {
 		return nil, err
 	}
-	if crc32.Update(h.begun, castagnoli, stored) != h.sum {
+	if crc32c.Update(h.begun, stored) != h.sum {
 		return nil, r.bad("record %d is damaged", r.records)
 	}
 	raw, err := r.unpack(stored, h.raw)

@@ -10,16 +10,16 @@ func fixSums(b []byte) {
 	if len(b) < headerSize {
 		return
 	}
-	binary.LittleEndian.PutUint32(b[12:], crc32.Checksum(b[:12], castagnoli))
+	binary.LittleEndian.PutUint32(b[12:], crc32.Checksum(b[:12], crc32.MakeTable(crc32.Castagnoli)))
 	at := headerSize
 	for n := uint64(0); len(b)-at >= headSize; n++ {
 		size := int(binary.LittleEndian.Uint32(b[at+4:]))
 		if size > len(b)-at-headSize {
 			return
 		}
-		sum := crc32.Checksum(binary.LittleEndian.AppendUint64(nil, n), castagnoli)
-		sum = crc32.Update(sum, castagnoli, b[at:at+12])
-		sum = crc32.Update(sum, castagnoli, b[at+headSize:at+headSize+size])
+		sum := crc32.Checksum(binary.LittleEndian.AppendUint64(nil, n), crc32.MakeTable(crc32.Castagnoli))
+		sum = crc32.Update(sum, crc32.MakeTable(crc32.Castagnoli), b[at:at+12])
+		sum = crc32.Update(sum, crc32.MakeTable(crc32.Castagnoli), b[at+headSize:at+headSize+size])
 		binary.LittleEndian.PutUint32(b[at+12:], sum)
 		at += headSize + size
 	}

@@ -3,12 +3,12 @@ package snapshot
 import (
 	"bufio"
 	"encoding/binary"
-	"hash/crc32"
 	"io"
 	"time"
 
 	"github.com/klauspost/compress/zstd"
 
+	"transferqueue/core/internal/crc32c"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/wire"
 )
@@ -71,8 +71,6 @@ const (
 	maxRecord = 1 << 30
 )
 
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
 // end is the body of the last record.
 type end struct {
 	Records uint64
@@ -102,13 +100,13 @@ func newWriter(out io.Writer, kind Kind) (*writer, error) {
 	w := &writer{out: bufio.NewWriterSize(out, 256<<10), perByte: firstGuess}
 	h := binary.LittleEndian.AppendUint16([]byte(magic), version)
 	h = binary.LittleEndian.AppendUint16(h, uint16(kind))
-	h = binary.LittleEndian.AppendUint32(h, crc32.Checksum(h, castagnoli))
+	h = binary.LittleEndian.AppendUint32(h, crc32c.Checksum(h))
 	return w, w.head(h)
 }
 
 // head writes bytes that the digest covers.
 func (w *writer) head(h []byte) error {
-	w.digest = crc32.Update(w.digest, castagnoli, h)
+	w.digest = crc32c.Update(w.digest, h)
 	w.size += int64(len(h))
 	_, err := w.out.Write(h)
 	return err
@@ -136,9 +134,9 @@ func (w *writer) write(kind, packing byte, stored []byte, raw int) error {
 	h := [headSize]byte{kind, packing}
 	binary.LittleEndian.PutUint32(h[4:], uint32(len(stored)))
 	binary.LittleEndian.PutUint32(h[8:], uint32(raw))
-	sum := crc32.Checksum(number[:], castagnoli)
-	sum = crc32.Update(sum, castagnoli, h[:12])
-	binary.LittleEndian.PutUint32(h[12:], crc32.Update(sum, castagnoli, stored))
+	sum := crc32c.Checksum(number[:])
+	sum = crc32c.Update(sum, h[:12])
+	binary.LittleEndian.PutUint32(h[12:], crc32c.Update(sum, stored))
 	if kind != recordEnd {
 		w.records++
 		w.bytes += uint64(raw)

@@ -3,9 +3,9 @@ package disktier
 import (
 	"bytes"
 	"encoding/binary"
-	"hash/crc32"
 	"math"
 
+	"transferqueue/core/internal/crc32c"
 	"transferqueue/core/schema"
 	"transferqueue/core/store"
 	"transferqueue/core/tqerr"
@@ -30,7 +30,6 @@ const (
 var (
 	headerMagic = []byte("TQ\xf5DISK\n")
 	frameMagic  = []byte("TQf\x01")
-	castagnoli  = crc32.MakeTable(crc32.Castagnoli)
 	order       = binary.LittleEndian
 )
 
@@ -47,7 +46,7 @@ func (h header) encode() []byte {
 	order.PutUint16(b[10:], formatVersion)
 	order.PutUint32(b[12:], h.number)
 	copy(b[16:], h.store[:])
-	order.PutUint32(b[60:], crc32.Checksum(b[:60], castagnoli))
+	order.PutUint32(b[60:], crc32c.Checksum(b[:60]))
 	return b
 }
 
@@ -55,7 +54,7 @@ func decodeHeader(b []byte) (h header, err error) {
 	if len(b) < headerBytes || !bytes.HasPrefix(b, headerMagic) {
 		return h, tqerr.New(tqerr.Corruption, "it is not a file of a disk tier, or its header is damaged")
 	}
-	if order.Uint32(b[60:]) != crc32.Checksum(b[:60], castagnoli) {
+	if order.Uint32(b[60:]) != crc32c.Checksum(b[:60]) {
 		return h, tqerr.New(tqerr.Corruption, "its header is damaged")
 	}
 	if v := order.Uint16(b[10:]); v > formatVersion {
@@ -80,8 +79,8 @@ func appendFrame(out []byte, number, durable uint64, body []byte) []byte {
 	out = order.AppendUint32(out, uint32(len(body)))
 	out = order.AppendUint64(out, number)
 	out = order.AppendUint64(out, durable)
-	sum := crc32.Checksum(out[at:], castagnoli)
-	out = order.AppendUint32(out, crc32.Update(sum, castagnoli, body))
+	sum := crc32c.Checksum(out[at:])
+	out = order.AppendUint32(out, crc32c.Update(sum, body))
 	return append(out, body...)
 }
 
@@ -95,7 +94,7 @@ func decodeFrame(b []byte) (h frameHeader, body []byte, ok bool) {
 		return h, nil, false
 	}
 	body = b[frameBytes : frameBytes+h.length]
-	sum := crc32.Update(crc32.Checksum(b[:24], castagnoli), castagnoli, body)
+	sum := crc32c.Update(crc32c.Checksum(b[:24]), body)
 	return h, body, sum == h.sum
 }
 

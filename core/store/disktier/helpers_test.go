@@ -81,4 +81,4 @@ func requireValue(t testing.TB, s store.Store, index, size int64) {
 
 func samplesOf(index int64) schema.Sample { return schema.Sample{Index: index, Generation: 1} }
 
-func crcOf(b []byte) uint32 { return crc32.Checksum(b, castagnoli) }
+func crcOf(b []byte) uint32 { return crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)) }

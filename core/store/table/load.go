@@ -2,8 +2,8 @@ package table
 
 import (
 	"errors"
-	"hash/crc32"
 
+	"transferqueue/core/internal/crc32c"
 	"transferqueue/core/schema"
 	"transferqueue/core/store"
 )
@@ -173,7 +173,7 @@ func (s *Table) rowByRow(o *loading, r *diskRun, to []byte, err error) error {
 		if again := s.opts.Disk.Read(b, part); again != nil {
 			return o.damaged(r, k, err)
 		}
-		if crc32.Checksum(part, castagnoli) != r.sums[k] {
+		if crc32c.Checksum(part) != r.sums[k] {
 			return o.damaged(r, k, errChecksum)
 		}
 	}

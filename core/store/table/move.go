@@ -18,8 +18,11 @@ const (
 	Compact                   // rows that lie on disk, to another place there
 )
 
-// gatherBytes is the size of the buffer in which small runs become one write.
-const gatherBytes = 256 << 10
+// gatherStep is how many bytes of small runs become one write, which ends at a multiple of it in the file, as steps of large ones do.
+const gatherStep = 256 << 10
+
+// smallRun is up to which size runs are written together.
+const smallRun = 64 << 10
 
 // moving is a run on its way. Nothing keeps its rows meanwhile, so that clearing them frees them at once: what was copied
 // counts only if the cells still name the same extent afterwards, which its serial number tells.
@@ -179,35 +182,52 @@ func (s *Table) moveToDisk(list []moving, need int64) error {
 
 // copyToDisk writes the runs into a block, large ones each by itself and small ones together.
 func (s *Table) copyToDisk(list []moving, whole store.Block) error {
-	buffer := make([]byte, 0, min(gatherBytes, whole.Size))
-	at := whole.Offset // of what the buffer begins with
-	flush := func() error {
-		full := buffer
-		b := store.Block{Segment: whole.Segment, Offset: at, Size: int64(len(full))}
-		if at, buffer = at+b.Size, buffer[:0]; len(full) == 0 {
-			return nil
-		}
-		return s.opts.Disk.Write(b, full)
-	}
+	g := gather{disk: s.opts.Disk, at: whole, buffer: make([]byte, 0, min(gatherStep+smallRun, whole.Size))}
 	for i := range list {
 		m := &list[i]
-		m.to = store.Block{Segment: whole.Segment, Offset: at + int64(len(buffer)), Size: m.from.Size}
-		small := m.from.Size <= gatherBytes/4
-		if !small || int64(len(buffer))+m.from.Size > gatherBytes {
-			if err := flush(); err != nil {
+		m.to = store.Block{Segment: whole.Segment, Offset: g.end(), Size: m.from.Size}
+		if m.from.Size <= smallRun {
+			g.buffer = s.appendToMove(g.buffer, m)
+			if err := g.flush(false); err != nil {
 				return err
 			}
-		}
-		if small {
-			buffer = s.appendToMove(buffer, m)
 			continue
+		}
+		if err := g.flush(true); err != nil {
+			return err
 		}
 		if err := s.copyLarge(m); err != nil {
 			return err
 		}
-		at += m.to.Size
+		g.at.Offset += m.to.Size
 	}
-	return flush()
+	return g.flush(true)
+}
+
+// gather collects small runs that become one write.
+type gather struct {
+	disk   Disk
+	at     store.Block // begins where the buffer does
+	buffer []byte
+}
+
+func (g *gather) end() int64 { return g.at.Offset + int64(len(g.buffer)) }
+
+// flush writes the steps that are complete, or all there is.
+func (g *gather) flush(all bool) error {
+	for from := g.at.Offset; ; from = g.at.Offset {
+		n := gatherStep - from%gatherStep
+		if n > int64(len(g.buffer)) {
+			if n = int64(len(g.buffer)); !all || n == 0 {
+				return nil
+			}
+		}
+		if err := g.disk.Write(store.Block{Segment: g.at.Segment, Offset: from, Size: n}, g.buffer[:n]); err != nil {
+			return err
+		}
+		g.at.Offset += n
+		g.buffer = append(g.buffer[:0], g.buffer[n:]...)
+	}
 }
 
 // appendToMove appends the bytes of a small run, wherever it lies.

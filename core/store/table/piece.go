@@ -1,9 +1,9 @@
 package table
 
 import (
-	"hash/crc32"
 	"slices"
 
+	"transferqueue/core/internal/crc32c"
 	"transferqueue/core/store"
 	"transferqueue/core/tqerr"
 )
@@ -120,7 +120,7 @@ func (l *lease) verify(r *diskRun, offset int64, sum *uint32, data []byte, faile
 	}
 	for len(data) > 0 {
 		n := min(int64(len(data)), r.offsets[row+1]-offset)
-		*sum = crc32.Update(*sum, castagnoli, data[:n])
+		*sum = crc32c.Update(*sum, data[:n])
 		offset, data = offset+n, data[n:]
 		if offset == r.offsets[row+1] {
 			if *sum != r.sums[row] {

@@ -2,17 +2,23 @@ package table
 
 import (
 	"context"
-	"hash/crc32"
 
+	"transferqueue/core/internal/crc32c"
 	"transferqueue/core/schema"
 	"transferqueue/core/store"
 	"transferqueue/core/tqerr"
 )
 
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+// sumStep is how many bytes are summed before they are written, or after they were read: few enough to stay in a cache, and as
+// many as the page cache may keep in one piece.
+const sumStep = 1 << 20
 
-// sumStep is how many bytes are summed before they are written, or after they were read: as many as stay in the cache.
-const sumStep = 256 << 10
+// stepEnd is where the step ends that begins at a place of a block. Steps end at multiples of sumStep in the file, because the
+// page cache takes a write that is not aligned apart.
+func stepEnd(b store.Block, from int64) int64 {
+	at := b.Offset + from
+	return min(b.Size, from+sumStep-at%sumStep)
+}
 
 // setSumsLocked keeps the checksums of a disk extent: one in its record, several beside it.
 func (s *Table) setSumsLocked(id uint32, sums []uint32) {
@@ -65,7 +71,7 @@ func (o *summer) add(data []byte) {
 			o.row++
 		}
 		n := min(int64(len(data)), o.end()-o.at)
-		o.sums[o.row] = crc32.Update(o.sums[o.row], castagnoli, data[:n])
+		o.sums[o.row] = crc32c.Update(o.sums[o.row], data[:n])
 		o.at, data = o.at+n, data[n:]
 	}
 }
@@ -80,11 +86,12 @@ func checksums(c *schema.Column, data []byte) []uint32 {
 // writeSummed writes the rows of a column and returns their checksums. It looks at ctx between two steps.
 func (s *Table) writeSummed(ctx context.Context, b store.Block, c *schema.Column, data []byte) ([]uint32, error) {
 	o := newSummer(c)
-	for from := int64(0); from < b.Size; from += sumStep {
+	for from, end := int64(0), int64(0); from < b.Size; from = end {
 		if ctx.Err() != nil {
 			return nil, tqerr.New(tqerr.CodeOf(ctx.Err()), "the write to disk was stopped")
 		}
-		part := data[from:min(b.Size, from+sumStep)]
+		end = stepEnd(b, from)
+		part := data[from:end]
 		o.add(part)
 		err := s.opts.Disk.Write(store.Block{Segment: b.Segment, Offset: b.Offset + from, Size: int64(len(part))}, part)
 		if err != nil {
@@ -97,8 +104,9 @@ func (s *Table) writeSummed(ctx context.Context, b store.Block, c *schema.Column
 // readSummed reads the rows of a column and returns the first that has not its checksum, -1 when all have.
 func (s *Table) readSummed(b store.Block, c *schema.Column, to []byte, want []uint32) (bad int, err error) {
 	o := newSummer(c)
-	for from := int64(0); from < b.Size; from += sumStep {
-		part := to[from:min(b.Size, from+sumStep)]
+	for from, end := int64(0), int64(0); from < b.Size; from = end {
+		end = stepEnd(b, from)
+		part := to[from:end]
 		err := s.opts.Disk.Read(store.Block{Segment: b.Segment, Offset: b.Offset + from, Size: int64(len(part))}, part)
 		if err != nil {
 			return -1, err

@@ -20,7 +20,6 @@ package stream
 
 import (
 	"encoding/binary"
-	"hash/crc32"
 	"io"
 	"net"
 	"syscall"
@@ -28,6 +27,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"transferqueue/core/internal/crc32c"
 	"transferqueue/core/tqerr"
 )
 
@@ -45,8 +45,6 @@ const (
 	kindWrite = 1
 	kindRead  = 2
 )
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // Limits bound what a peer that does nothing can hold up.
 type Limits struct {
@@ -136,7 +134,7 @@ func writeBytes(conn net.Conn, head []byte, pieces [][]byte, stall time.Duration
 	}
 	add := func() {
 		for _, p := range batch {
-			sum = crc32.Update(sum, castagnoli, p)
+			sum = crc32c.Update(sum, p)
 		}
 	}
 	for _, p := range pieces {
@@ -171,7 +169,7 @@ func readBytes(conn net.Conn, pieces [][]byte, stall time.Duration) error {
 				return err
 			}
 			left -= uint64(n)
-			sum = crc32.Update(sum, castagnoli, p[:n])
+			sum = crc32c.Update(sum, p[:n])
 			p = p[n:]
 		}
 	}
