@@ -14,8 +14,6 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-import zopfli.zlib  # type: ignore[import-not-found]
-
 LARGE = 64 << 10  # from here on time is spent on a file
 
 
@@ -29,6 +27,8 @@ def deflate_hard(content: bytes) -> bytes:
     """The content as raw deflate, by zopfli where it is large."""
     if len(content) < LARGE:
         return deflate(content)
+    import zopfli.zlib  # type: ignore[import-not-found]
+
     packed: bytes = zopfli.zlib.compress(content, numiterations=1)
     return packed[2:-4]  # without the head and the sum of the format zlib
 

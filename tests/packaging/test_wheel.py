@@ -135,10 +135,8 @@ def test_holds_the_package_and_nothing_else(wheel: Path, source: Path) -> None:
     assert not [name for name in names if name.endswith((".go", ".h", ".c", ".pyc"))]
 
 
-def test_passes_the_check_of_wheels_that_are_given_away(wheel: Path, root: Path, tmp_path: Path) -> None:
-    packed = Path(shutil.copy(wheel, tmp_path))
-    subprocess.run([sys.executable, root / "build" / "repack.py", packed], check=True)
-    command = [sys.executable, root / "build" / "check_wheel.py", packed]
+def test_passes_the_check_of_wheels_that_are_given_away(wheel: Path, root: Path) -> None:
+    command = [sys.executable, root / "build" / "check_wheel.py", wheel]
     checked = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (checked.returncode, checked.stderr) == (0, "")
     assert checked.stdout.startswith(wheel.name)
