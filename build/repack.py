@@ -1,7 +1,7 @@
 """Packs wheels anew, smaller: the same files in the same order, compressed harder.
 
-``python build/repack.py WHEEL...`` needs zopfli, which finds 4 % more than zlib's best in the core and takes half a
-minute for it. What it writes is plain deflate, which every installer reads.
+``python build/repack.py WHEEL...`` needs zopfli, which finds 4 % more than zlib's best in the core and takes half a minute for
+it. What it writes is plain deflate, which every installer reads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def deflate_hard(content: bytes) -> bytes:
     """The content as raw deflate, by zopfli where it is large."""
     if len(content) < LARGE:
         return deflate(content)
-    import zopfli.zlib  # type: ignore[import-not-found]
+    import zopfli.zlib  # type: ignore[import-not-found]  # noqa: PLC0415
 
     packed: bytes = zopfli.zlib.compress(content, numiterations=1)
     return packed[2:-4]  # without the head and the sum of the format zlib

@@ -267,16 +267,7 @@ def test_packing_it_anew_changes_no_file(wheel: Path, root: Path, tmp_path: Path
     assert packed.stat().st_size < wheel.stat().st_size
     with zipfile.ZipFile(wheel) as before, zipfile.ZipFile(packed) as after:
         assert after.testzip() is None
-        kept = (
-            "filename",
-            "date_time",
-            "create_system",
-            "external_attr",
-            "internal_attr",
-            "CRC",
-            "file_size",
-            "compress_type",
-        )
+        kept = ("filename", "date_time", "create_system", "external_attr", "internal_attr", "CRC", "file_size", "compress_type")
         assert [[getattr(info, name) for name in kept] for info in before.infolist()] == [
             [getattr(info, name) for name in kept] for info in after.infolist()
         ]
