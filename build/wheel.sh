@@ -11,19 +11,16 @@ source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 cd "$ROOT"
 
 ZIG=ziglang==0.17.1
-ZOPFLI=zopfli==0.4.3
 GLIBC=2.28
 README_SAYS="['a/0', 'a/1'] [[0, 1, 2, 7, 8], [0, 1, 2, 3, 4]] [2.0, 2.0]"
 
 need_zig() {
     zig=$CACHE/${ZIG//==/-}
-    if ! { [ -x "$zig/bin/python" ] && "$zig/bin/python" -c 'import ziglang' 2>/dev/null; }; then
-        say "installing $ZIG"
-        rm -rf "$zig"
-        "$CACHE/base/bin/python" -m venv "$zig"
-        "$zig/bin/python" -m pip install -q "$ZIG"
-    fi
-    "$zig/bin/python" -c 'import zopfli' 2>/dev/null || "$zig/bin/python" -m pip install -q "$ZOPFLI"
+    [ -x "$zig/bin/python" ] && "$zig/bin/python" -c 'import ziglang' 2>/dev/null && return
+    say "installing $ZIG"
+    rm -rf "$zig"
+    "$CACHE/base/bin/python" -m venv "$zig"
+    "$zig/bin/python" -m pip install -q "$ZIG"
 }
 
 # tool <folder> <name> <arguments of zig>: a compiler as one word, which everybody understands.
@@ -91,7 +88,6 @@ try=
 need_zig
 rm -rf .out/dist
 for machine in "$@"; do build_for "$machine"; done
-"$zig/bin/python" build/repack.py .out/dist/*.whl
 "$PY" build/check_wheel.py .out/dist/*.whl
 [ -n "$try" ] || exit 0
 SCRATCH=$(mktemp -d /tmp/tq-wheel.XXXXXX)
