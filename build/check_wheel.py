@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = "transfer_queue/_core.so"
-LIMIT_BYTES = 4 << 20
+LIMIT_BYTES = 9 << 19
 LIBC = re.compile(r"(libc|libm|libdl|libpthread|librt)\.so\.\d+|ld-linux-[\w-]+\.so\.\d+")
 MACHINES = {"x86_64": "X86-64", "aarch64": "AArch64"}
 

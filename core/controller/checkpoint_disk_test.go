@@ -91,6 +91,9 @@ func TestCheckpointsOfTiersStream(t *testing.T) {
 	}
 	for from, saving := range tiers {
 		for to, loading := range tiers {
+			if testing.Short() && from != to && to != "little memory" {
+				continue
+			}
 			t.Run(from+" to "+to, func(t *testing.T) {
 				dir := filepath.Join(t.TempDir(), "c")
 				saving.units, loading.units = 2, 1

@@ -117,7 +117,7 @@ func TestEveryCallOfTheDiskFails(t *testing.T) {
 	}
 	for name, kind := range kinds {
 		t.Run(name, func(t *testing.T) {
-			for i, more := 0, true; more; i++ {
+			for i, more := 0, true; more; i += stride() {
 				mem := vfs.NewMem(0)
 				disk := &vfs.FailingDisk{Disk: mem, At: -1, Err: kind.err, Only: kind.only}
 				o := setup{
