@@ -66,8 +66,8 @@ PLATFORM = """
 #define HAVE_CLOCK_GETTIME
 """
 
-# What is changed in the source, by file. libc++ wants an allocator that rebinds to itself, which that one does not; it adds nothing
-# to its base. The others put texts together with streams, for which all of iostream and its locales would be linked.
+# What is changed in the source, by file. libc++ wants an allocator that rebinds to itself, which that one does not; it
+# adds nothing to its base. The others put texts together with streams, for which iostream and its locales are linked.
 CHANGES = [
     (
         "secure_allocator.hpp",
@@ -174,7 +174,9 @@ def compile_all(source: Path, cc: str, cxx: str, ar: str) -> Path:
 def prepare() -> Path:
     """The folder of the library, made when it is not there yet."""
     cc, cxx, ar = (os.environ.get(name) or default for name, default in (("CC", "gcc"), ("CXX", "g++"), ("AR", "ar")))
-    key = hashlib.sha256("\n".join([SHA256, PLATFORM, str(CHANGES), str(OPTIMIZE), *FLAGS, cc, cxx]).encode()).hexdigest()[:16]
+    key = hashlib.sha256(
+        "\n".join([SHA256, PLATFORM, str(CHANGES), str(OPTIMIZE), *FLAGS, cc, cxx]).encode()
+    ).hexdigest()[:16]
     target = cache() / f"libzmq-{key}"
     if target.is_dir():
         return target
