@@ -352,6 +352,9 @@ func TestRandomOperationsWithRestarts(t *testing.T) {
 		"durable units, power loss":   {setup{units: 2, durable: true, journal: journal.Strict}, true},
 	}
 	for name, o := range rounds {
+		if testing.Short() && o.durable && !o.power {
+			continue // each of them has much to read after every death
+		}
 		t.Run(name, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 1<<32))
 			within(t, o.setup, func(t *testing.T, s *system) {
