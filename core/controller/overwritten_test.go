@@ -51,9 +51,7 @@ func (s *system) replaceAndDie(t *testing.T, b batch, want int64, mayLose bool, 
 	first.put(s.rows(narrow, []string{"m"}, 1))
 	require.NoError(t, s.units[0].Store.(interface{ Flush() error }).Flush())
 	s.mortal.doom(false, uint64(at))
-	s.mortal.mu.Lock()
-	s.mortal.writes = at
-	s.mortal.mu.Unlock()
+	s.mortal.dieAfter(at)
 	p := first.beginPut(b)
 	select {
 	case <-s.mortal.died:

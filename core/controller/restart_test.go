@@ -62,6 +62,13 @@ func (m *mortal) doom(power bool, seed uint64) {
 	m.power, m.rng = power, rand.New(rand.NewPCG(seed, 0))
 }
 
+// dieAfter lets it die by itself after so many writes to files.
+func (m *mortal) dieAfter(writes int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.writes = writes
+}
+
 func (m *mortal) die() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -308,9 +315,7 @@ func TestAUnitThatIsMissedAndOwedChanges(t *testing.T) {
 				b.Fields, b.columns = append(b.Fields, "y"), append(b.columns, s.same(narrow, 1))
 				u.put(b)
 				dies := func(begin func(u *user)) {
-					s.mortal.mu.Lock()
-					s.mortal.writes = 1
-					s.mortal.mu.Unlock()
+					s.mortal.dieAfter(1)
 					begin(s.user())
 					<-s.mortal.died
 					s.hosts[0].dead = true

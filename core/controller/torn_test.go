@@ -74,9 +74,7 @@ func TestAChangeIsNotTakenForOneThatAPowerLossHasTaken(t *testing.T) {
 		u = s.user()
 		require.Equal(t, []string{"k"}, u.keys())
 		require.Equal(t, []int64{2}, u.values("k"), "the unit has executed it")
-		s.mortal.mu.Lock()
-		s.mortal.writes = 1
-		s.mortal.mu.Unlock()
+		s.mortal.dieAfter(1)
 		u.beginPut(s.rows(narrow, []string{"k"}, 3))
 		<-s.mortal.died
 		s.restart()
@@ -95,9 +93,7 @@ func (s *system) crashDuring(t *testing.T, b batch, want []int64, at int, power 
 	require.NotZero(t, s.units[0].Stats().Cells)
 	require.NotZero(t, s.units[1].Stats().Cells)
 	s.mortal.doom(power, uint64(at))
-	s.mortal.mu.Lock()
-	s.mortal.writes = at
-	s.mortal.mu.Unlock()
+	s.mortal.dieAfter(at)
 	p := first.beginPut(b)
 	select {
 	case <-s.mortal.died:

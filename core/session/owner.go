@@ -84,8 +84,10 @@ func (s *Session) startController(ctx context.Context, cfg *Config, host string)
 	if err != nil {
 		return err
 	}
+	log := written
+	written = nil // Open closes it when it fails
 	s.server, err = controller.Open(ctx, controller.Options{
-		Journal: written, Secret: secret, RestartWait: time.Duration(cfg.Journal.RestartMS) * time.Millisecond,
+		Journal: log, Secret: secret, RestartWait: time.Duration(cfg.Journal.RestartMS) * time.Millisecond,
 		Units: units, Sampler: picks, Python: s.Jobs, SamplerTime: samplerTime, Polling: cfg.Polling, PreAllocate: cfg.PreAllocate,
 		SampleLimit: cfg.SampleLimit, PutWait: time.Duration(cfg.PutWaitMS) * time.Millisecond, Config: cfg.Blob,
 		Version: cfg.Version, PID: os.Getpid(), Session: session, Host: host, Machine: machine.ID(), Jobs: s.Jobs.Waiting,
