@@ -189,7 +189,7 @@ func (u *user) state(name string) string { return u.unit(name).State }
 func TestAUnitComesBackEmpty(t *testing.T) {
 	within(t, setup{units: 2, remote: true}, func(t *testing.T, s *system) {
 		u := s.spread(t)
-		s.hosts[0].net.Cut(s.hosts[0].peer, 0)
+		s.hosts[0].net.Cut(s.hosts[0].peer.Load(), 0)
 		synctest.Wait()
 		had := s.hosts[0].server.Unit().Stats().Cells
 		require.Positive(t, had, "cells stay until somebody else comes")

@@ -24,7 +24,8 @@ func (s *system) renew(i int) {
 	var err error
 	h.server, err = remote.NewServer(remote.Options{Name: h.name, Jobs: s.jobs})
 	require.NoError(s.t, err)
-	h.net, h.dead = memnet.New(uint64(i), h.server), false
+	h.net = memnet.New(uint64(i), h.server)
+	h.dead.Store(false)
 	s.units[i] = h.server.Unit()
 	s.joinHosts()
 }

@@ -23,8 +23,8 @@ type host struct {
 	name   string
 	server *remote.Server
 	net    *memnet.Network
-	peer   uint64 // of the controller's latest connection
-	dead   bool
+	peer   atomic.Uint64 // of the controller's latest connection
+	dead   atomic.Bool
 	// stopped makes every further answer get lost, until the connection is found to be gone.
 	stopped atomic.Bool
 	disk    *unit.Disk
@@ -66,15 +66,20 @@ func (s *system) addHost(i int, o setup, samples int64) *host {
 	return h
 }
 
-func (s *system) dialHost(_ context.Context, at *wire.UnitAddress) (remote.Conn, error) {
-	for _, h := range s.hosts {
-		if h.name == at.Name && !h.dead {
-			h.peer = client.NewID()
-			conn, err := h.net.Dial(h.peer)
-			return answering{conn, h, s.mortal}, err
+// dial connects the present process of the controller with its units.
+func (s *system) dial() func(context.Context, *wire.UnitAddress) (remote.Conn, error) {
+	process := s.mortal
+	return func(_ context.Context, at *wire.UnitAddress) (remote.Conn, error) {
+		for _, h := range s.hosts {
+			if h.name == at.Name && !h.dead.Load() {
+				peer := client.NewID()
+				h.peer.Store(peer)
+				conn, err := h.net.Dial(peer)
+				return answering{conn, h, process}, err
+			}
 		}
+		return nil, tqerr.New(tqerr.Unavailable, "no server at socket %q", at.Socket)
 	}
-	return nil, tqerr.New(tqerr.Unavailable, "no server at socket %q", at.Socket)
 }
 
 func (h *host) address() wire.UnitAddress {
@@ -99,11 +104,11 @@ func (s *system) joinHosts() {
 
 // kill ends a host as SIGKILL ends a process: its connection is gone, and nothing answers any more.
 func (s *system) kill(i int) {
-	s.hosts[i].dead = true
+	s.hosts[i].dead.Store(true)
 	_ = s.hosts[i].net.Close()
 }
 
-func (s *system) isDead(i int) bool { return i < len(s.hosts) && s.hosts[i].dead }
+func (s *system) isDead(i int) bool { return i < len(s.hosts) && s.hosts[i].dead.Load() }
 
 func (s *system) closeHosts() {
 	for _, h := range s.hosts {

@@ -189,7 +189,7 @@ func (s *system) open() *controller.Server {
 func (s *system) restart() {
 	s.mortal.die()
 	for _, h := range s.hosts {
-		h.net.Cut(h.peer, 0)
+		h.net.Cut(h.peer.Load(), 0)
 	}
 	old, oldNet := s.server, s.net
 	s.mu.Lock()
@@ -283,14 +283,14 @@ func TestAUnitThatIsMissedForAWhile(t *testing.T) {
 		u.put(s.rows(narrow, keysOf(6), 1, 2, 3, 4, 5, 6))
 		had := s.hosts[0].server.Unit().Stats().Cells
 		require.Positive(t, had)
-		s.hosts[0].dead = true
+		s.hosts[0].dead.Store(true)
 		s.restart()
 		require.Equal(t, "UNAVAILABLE", u.state("unit-0"))
 		require.Equal(t, keysOf(6), u.keys())
 		_, err := u.tryGet(&wire.GetRequest{Partition: "p", Keys: keysOf(6)}, 0)
 		require.Equal(t, tqerr.Unavailable, tqerr.CodeOf(err))
 		require.ErrorContains(t, err, "was not found again when the controller was started anew")
-		s.hosts[0].dead = false
+		s.hosts[0].dead.Store(false)
 		s.joinHosts()
 		require.Equal(t, "ACTIVE", u.state("unit-0"))
 		require.Equal(t, []int64{1, 2, 3, 4, 5, 6}, u.values(keysOf(6)...))
@@ -306,7 +306,7 @@ func TestAUnitThatIsMissedAndOwedChanges(t *testing.T) {
 	for name, again := range map[string]func(s *system){
 		"joins":                     func(s *system) { s.joinHosts() },
 		"is found by the next":      func(s *system) { s.restart() },
-		"joins after a second life": func(s *system) { s.hosts[0].dead = true; s.restart(); s.hosts[0].dead = false; s.joinHosts() },
+		"joins after a second life": func(s *system) { s.hosts[0].dead.Store(true); s.restart(); s.hosts[0].dead.Store(false); s.joinHosts() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			within(t, setup{remote: true, journal: journal.Relaxed}, func(t *testing.T, s *system) {
@@ -318,7 +318,7 @@ func TestAUnitThatIsMissedAndOwedChanges(t *testing.T) {
 					s.mortal.dieAfter(1)
 					begin(s.user())
 					<-s.mortal.died
-					s.hosts[0].dead = true
+					s.hosts[0].dead.Store(true)
 					s.restart()
 				}
 				dies(func(u *user) { u.beginPut(s.rows(narrow, []string{"k"}, 2)) })
@@ -326,7 +326,7 @@ func TestAUnitThatIsMissedAndOwedChanges(t *testing.T) {
 				dies(func(u *user) {
 					u.begin(wire.OpClear, &wire.ClearRequest{Partition: "p", Keys: []string{"k"}, Fields: []string{"y"}}, 0)
 				})
-				s.hosts[0].dead = false
+				s.hosts[0].dead.Store(false)
 				again(s)
 				require.Equal(t, "ACTIVE", s.user().state("unit-0"))
 				require.Equal(t, []int64{2}, s.user().values("k"))

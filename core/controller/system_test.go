@@ -168,7 +168,7 @@ func (s *system) options(log *journal.Log) controller.Options {
 	o := s.setup
 	return controller.Options{
 		Units: s.inside, Sampler: o.sampler, Python: s.jobs, SamplerTime: time.Minute, Polling: o.polling, SampleLimit: o.samples,
-		PutWait: o.putWait, Dial: s.dialHost, Journal: log, RestartWait: time.Minute,
+		PutWait: o.putWait, Dial: s.dial(), Journal: log, RestartWait: time.Minute,
 	}
 }
 
@@ -307,7 +307,7 @@ func (s *system) dialAgain(ctx context.Context, id uint64) (transport.Conn, erro
 		net := s.net
 		s.mu.Unlock()
 		conn, err := net.Dial(id)
-		if err == nil || s.mortal == nil || ctx.Err() != nil {
+		if err == nil || s.setup.journal == 0 || ctx.Err() != nil {
 			return conn, err
 		}
 		time.Sleep(time.Millisecond)
