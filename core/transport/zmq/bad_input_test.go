@@ -361,17 +361,18 @@ func TestServersThatAreNone(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		address string
-		code    tqerr.Code
+		says    string
 	}{
-		"nobody":      {closed(), tqerr.Unavailable},
-		"hangs up":    {answering(t, func(net.Conn) {}), tqerr.Unavailable},
-		"garbage":     {answering(t, func(c net.Conn) { _, _ = c.Write([]byte(strings.Repeat("HTTP/1.1 400 Bad Request\r\n", 9))) }), tqerr.Unavailable},
-		"old greeter": {answering(t, func(c net.Conn) { _, _ = c.Write([]byte{0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 0}) }), tqerr.Unavailable},
+		"nobody":      {closed(), "no server at"},
+		"hangs up":    {answering(t, func(net.Conn) {}), "has closed the connection"},
+		"garbage":     {answering(t, func(c net.Conn) { _, _ = c.Write([]byte(strings.Repeat("HTTP/1.1 400 Bad Request\r\n", 9))) }), "the server at"},
+		"old greeter": {answering(t, func(c net.Conn) { _, _ = c.Write([]byte{0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 0}) }), "has closed the connection"},
 	} {
 		began := time.Now()
 		_, err := dial(t.Context(), c.address, token, 1, 0, l)
-		require.Equal(t, c.code, tqerr.CodeOf(err), "%s: %v", name, err)
+		require.Equal(t, tqerr.Unavailable, tqerr.CodeOf(err), "%s: %v", name, err)
 		require.ErrorContains(t, err, c.address, name)
+		require.ErrorContains(t, err, c.says, name)
 		require.Less(t, time.Since(began), 5*time.Second)
 	}
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
