@@ -95,6 +95,7 @@ func (c *Catalog) create(p *partition, pl *plan, w *Write, units []uint32, fresh
 	}
 	if w.Keys != nil {
 		p.byKey.reserve(fresh)
+		p.registered = slices.Grow(p.registered, fresh)
 	}
 	last, home, slot := NoUnit, (*unit)(nil), uint16(0)
 	slots := map[uint32]uint16{}
