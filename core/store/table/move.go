@@ -83,6 +83,7 @@ func (s *Table) beginMove(cells []Cells, where Where) (list []moving, need int64
 	}
 	list = make([]moving, 0, len(cells))
 	seen := map[uint32]bool{} // extents of shared rows
+	var runs []rowRun
 	for _, c := range cells {
 		p := s.mu.partitions[c.Partition]
 		if p == nil || p.columns[c.Field] == nil {
@@ -90,7 +91,8 @@ func (s *Table) beginMove(cells []Cells, where Where) (list []moving, need int64
 		}
 		column := p.columns[c.Field]
 		for from := 0; from < len(c.Samples); {
-			runs, missing := findLocked(column, c.Samples[from:], nil)
+			var missing int
+			runs, missing = findLocked(column, c.Samples[from:], runs[:0])
 			at := from
 			for _, run := range runs {
 				samples := c.Samples[at : at+int(run.n)]
