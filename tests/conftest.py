@@ -40,7 +40,7 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _frozen() -> Iterator[None]:
-    """Keeps what is there before a module's tests, all modules of torch, out of the many collections that they ask for."""
+    """Keeps what is there before a module's tests, torch and all, out of the many collections that they ask for."""
     gc.collect()
     gc.freeze()
     yield
