@@ -109,7 +109,7 @@ func (c *client) stage(column schema.Column) (store.Staged, error) {
 		c.refused++
 		select {
 		case <-c.free:
-		case <-time.After(20 * time.Second):
+		case <-time.After(time.Minute):
 			return nil, fmt.Errorf("no room became free: %w", err)
 		}
 	}
