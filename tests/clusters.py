@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Iterator
@@ -39,6 +40,13 @@ def conf() -> dict[str, Any]:
 
 @pytest.fixture
 def tq(ray: Any, conf: dict[str, Any]) -> Iterator[Any]:
+    """The package with a session that this process has created."""
+    with opened(ray, conf) as package:
+        yield package
+
+
+@contextlib.contextmanager
+def opened(ray: Any, conf: dict[str, Any]) -> Iterator[Any]:
     """The package with a session that this process has created. Nothing of it may be left afterwards."""
     import transfer_queue
 
