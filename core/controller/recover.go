@@ -32,6 +32,7 @@ func Open(ctx context.Context, o Options) (*Server, error) {
 	for _, cl := range s.mu.cat.Unfinished() {
 		s.clearAgain(cl)
 	}
+	s.drainAgain()
 	return s, nil
 }
 

@@ -80,6 +80,7 @@ type Server struct {
 		writes  writeSets
 		waiters map[string][]*waiter
 		watches map[string][]*watch
+		drains  drains
 
 		// With a journal:
 		outcomes   map[uint64]map[uint64]outcome // by client and lane
@@ -252,6 +253,9 @@ var handlers = map[wire.Op]handler{
 	wire.OpJoinUnits:        (*call).joinUnits,
 	wire.OpReachUnit:        (*call).reachUnit,
 	wire.OpLost:             (*call).lost,
+	wire.OpDrain:            (*call).drain,
+	wire.OpUncordon:         (*call).uncordon,
+	wire.OpJob:              (*call).job,
 }
 
 // Serve implements transport.Handler.

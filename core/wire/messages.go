@@ -74,6 +74,9 @@ const (
 	OpReachUnit
 	OpUnitTicket
 	OpUnitSettle
+	OpDrain
+	OpUncordon
+	OpJob
 )
 
 // Request is what a client asks. Sequence names a request that changes or grants something (0: none; see Sequence): one that

@@ -9,7 +9,7 @@ var opNames = [...]string{
 	"progress",
 	"unit_open", "unit_stage", "unit_commit", "unit_abort", "unit_read", "unit_release", "unit_delete", "unit_transform",
 	"unit_stats", "unit_prepare", "unit_inventory", "unit_discard", "lost", "unit_advise", "unit_piece", "reach_unit", "unit_ticket",
-	"unit_settle",
+	"unit_settle", "drain", "uncordon", "job",
 }
 
 // String returns the name of the request, "unknown" for a number that is none.
