@@ -372,6 +372,16 @@ func (c *call) job() (any, error) {
 	})
 }
 
+// onDrained reports whether something was staged on a unit which has become empty since it was chosen. One that is told to be
+// drained gets nothing any more: what is staged before that keeps it from being so.
+func (t *txn) onDrained() bool {
+	t.s.mu.RLock()
+	defer t.s.mu.RUnlock()
+	return slices.ContainsFunc(t.shares, func(sh share) bool {
+		return sh.staged != nil && t.s.mu.cat.Duty(sh.unit.ID()) == catalog.Drained
+	})
+}
+
 func (c *call) uncordon() (any, error) {
 	var r wire.UncordonRequest
 	if err := c.decode(&r); err != nil {
