@@ -251,7 +251,7 @@ func (d *draining) Freed() <-chan struct{} { return d.s.room.Wait() }
 // Held implements drain.Session.
 func (d *draining) Held(ctx context.Context, recount bool) (held drain.Held, err error) {
 	if err := d.from.sync(ctx); err != nil {
-		return held, d.lostOr(err)
+		return held, d.sourceError(err)
 	}
 	if err := d.from.Lost(); err != nil {
 		return held, &drain.LostError{Cause: err}
@@ -273,7 +273,7 @@ func (d *draining) Held(ctx context.Context, recount bool) (held drain.Held, err
 func (d *draining) sweep(ctx context.Context) error {
 	stock, err := d.from.Inventory(ctx)
 	if err != nil {
-		return d.lostOr(err)
+		return d.sourceError(err)
 	}
 	for i := range stock {
 		d.from.Delete(stock[i].Partition, []string{stock[i].Column.Field}, stock[i].Samples, 0)

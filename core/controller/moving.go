@@ -69,8 +69,8 @@ func (m *mover) move(ctx context.Context, b *drain.Batch, limit int64) (moved dr
 			limit -= moved.Bytes[t] - before.Bytes[t]
 		}
 		full = full || limit <= 0
-		if err = m.lostOr(failed); err != nil && len(b.Samples) == 1 {
-			err = wholeSample(err, b.Partition, g)
+		if err = m.lostOr(failed); err != nil {
+			err = wholeSample(err, b, g)
 		}
 	}
 	for i := range k.groups {
@@ -81,27 +81,34 @@ func (m *mover) move(ctx context.Context, b *drain.Batch, limit int64) (moved dr
 	return moved, err
 }
 
-// wholeSample says of an error about a sample which fields it has.
-func wholeSample(err error, partition string, g *leasedGroup) error {
+// wholeSample says of an error about a sample which fields it has. One that is about no cell is about all when a sample was alone.
+func wholeSample(err error, b *drain.Batch, g *leasedGroup) error {
 	var cell *drain.CellError
 	var gone *drain.LostError
 	switch code := tqerr.CodeOf(err); {
 	case errors.As(err, &gone) || code == tqerr.ResourceExhausted || code == tqerr.CapacityExceeded || code == tqerr.Cancelled:
 	case errors.As(err, &cell):
-	default:
-		return &drain.CellError{Partition: partition, Sample: g.Samples[0], Fields: g.Fields, Cause: err}
+		cell.Fields = g.Fields
+	case len(b.Samples) == 1:
+		return &drain.CellError{Partition: b.Partition, Sample: g.Samples[0], Fields: g.Fields, Cause: err}
 	}
 	return err
 }
 
 // lostOr says that the source is gone when it is.
 func (m *mover) lostOr(err error) error {
-	if err != nil {
-		if gone := m.from.Lost(); gone != nil {
-			return &drain.LostError{Cause: gone}
-		}
+	if err != nil && m.from.Lost() != nil {
+		return &drain.LostError{Cause: m.from.Lost()}
 	}
 	return err
+}
+
+// sourceError is lostOr for an error of the source, which may not be known to be gone yet.
+func (m *mover) sourceError(err error) error {
+	if tqerr.CodeOf(err) == tqerr.Unavailable {
+		return &drain.LostError{Cause: err}
+	}
+	return m.lostOr(err)
 }
 
 // claim takes those samples of a batch that nobody writes, and leases their cells. A batch that waits does so in line with writers.
@@ -163,7 +170,7 @@ func (m *mover) lease(ctx context.Context, g *leasedGroup) (err error) {
 		g.reading = nil
 		g.cells, err = reading.Wait(ctx)
 	}
-	return m.cellError(g, err)
+	return m.sourceError(m.cellError(g, err))
 }
 
 // giveUp ends what was read of a group, or is being.
@@ -279,8 +286,8 @@ func (m *mover) moveTo(ctx context.Context, to node, g *leasedGroup, rows int, p
 	if err = committed(ctx, to, shares); err == nil {
 		err = m.flip(ctx, g.Partition, samples, to)
 	}
-	if err == nil {
-		return false, nil
+	if err == nil || errors.Is(err, errUnsure) {
+		return false, err
 	}
 	if len(shares) > 0 && to.Lost() == nil {
 		if d := to.Delete(g.Partition, nil, samples, 0); d != nil {
@@ -333,7 +340,7 @@ func (m *mover) flip(ctx context.Context, partition string, samples []schema.Sam
 		record := &moveRecord{Partition: partition, Samples: *wireSamples(samples), From: m.from.ID(), To: to.ID()}
 		number, err := s.noteLocked(true, recordMove, record)
 		if err != nil {
-			return 0, err
+			return 0, errors.Join(errUnsure, err)
 		}
 		return number, s.mu.cat.Relocate(partition, samples, m.from.ID(), to.ID())
 	}()
@@ -349,6 +356,9 @@ func (m *mover) flip(ctx context.Context, partition string, samples []schema.Sam
 	}
 	return nil
 }
+
+// errUnsure says that the journal may have a move which has not been made, so that neither copy may be deleted.
+var errUnsure = errors.New("the journal does not take that samples move")
 
 // rowsOf is how many rows from the first on have so many bytes, at least one.
 func (g *leasedGroup) rowsOf(limit int64) int {

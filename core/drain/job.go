@@ -202,14 +202,14 @@ func (j *Job) run() error {
 
 // walkOnce tries every sample once that is on the unit.
 func (j *Job) walkOnce(ctx context.Context) error {
-	j.cursor = catalog.Cursor{}
+	j.cursor, j.queue = catalog.Cursor{}, nil
 	j.unblock()
 	for {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		batches := j.next()
-		if len(batches) == 0 && j.walk.ended {
+		if len(batches) == 0 && len(j.queue) == 0 && j.walk.ended {
 			return nil
 		}
 		if err := j.round(ctx, batches); err != nil {
