@@ -1,4 +1,4 @@
-"""A unit leaves a running session: `drain` moves everything that it holds to others, `uncordon` lets it take samples again.
+"""A unit leaves a running session: `drain` moves everything off it, `uncordon` lets it take samples again.
 
 docs/drain.md says how it works and what can keep a unit from becoming empty.
 """
@@ -6,7 +6,8 @@ docs/drain.md says how it works and what can keep a unit from becoming empty.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from transfer_queue import _calls, _session
@@ -15,7 +16,7 @@ from transfer_queue._calls import Call, Reply, decode, encode, no_result
 from transfer_queue._environment import MOST_SECONDS
 from transfer_queue._ops import Op
 from transfer_queue._whole_numbers import whole_number
-from transfer_queue.errors import InvalidArgumentError, WrongTypeError
+from transfer_queue.errors import DeadlineExceededError, InvalidArgumentError, UnimplementedError, WrongTypeError
 
 __all__ = ["DrainJob", "DrainStatus", "FailedCell", "MovedTier", "async_drain", "async_uncordon", "drain", "uncordon"]
 
@@ -45,8 +46,8 @@ class DrainStatus(NamedTuple):
     Attributes:
         job_id: number of the job.
         unit_id: the unit that is drained.
-        state: ``"PENDING"``, ``"RUNNING"``, ``"CANCELLING"``, or how it has ended: ``"SUCCEEDED"`` (the unit has reported
-            that it holds nothing), ``"PARTIAL"``, ``"FAILED"`` or ``"CANCELLED"``.
+        state: ``"PENDING"``, ``"RUNNING"``, ``"CANCELLING"``, or how it has ended: ``"SUCCEEDED"`` (the unit has
+            reported that it holds nothing), ``"PARTIAL"``, ``"FAILED"`` or ``"CANCELLED"``.
         phase: ``"copying"``, or ``"waiting"`` for those who still use what the unit keeps for them; ``""`` at the end.
         memory: counts of the tier in memory.
         disk: counts of the local disk.
@@ -90,7 +91,24 @@ class DrainStatus(NamedTuple):
 
 def _read(reply: Reply) -> DrainStatus:
     row = decode(reply.body)
-    job, unit, state, phase, memory, disk, dropped, failed, remaining, attempts, blocked, cells, elapsed, eta, why, *_ = row
+    (
+        job,
+        unit,
+        state,
+        phase,
+        memory,
+        disk,
+        dropped,
+        failed,
+        remaining,
+        attempts,
+        blocked,
+        cells,
+        elapsed,
+        eta,
+        why,
+        *_,
+    ) = row
     tiers = MovedTier(*memory[:4]), MovedTier(*disk[:4])
     moved = tiers[0].cells_moved + tiers[1].cells_moved
     return DrainStatus(
@@ -124,6 +142,40 @@ async def _run_async(call: tuple[int, Call[DrainStatus]]) -> DrainStatus:
     return await _calls.run_async(*call)
 
 
+class _Bar:
+    """A bar of tqdm over the bytes of a job."""
+
+    def __init__(self, unit: str) -> None:
+        try:
+            from tqdm import tqdm  # type: ignore[import-untyped]
+        except ImportError as error:
+            raise UnimplementedError("progress=True needs the package tqdm, which is not installed", "drain") from error
+        self._bar = tqdm(desc=f"drain {unit}", unit="B", unit_scale=True, unit_divisor=1024)
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def turns(self, timeout: float | None) -> Iterator[float]:
+        """How long to wait before the bar is drawn anew, until the time is over."""
+        end = time.monotonic() + seconds(timeout, MOST_SECONDS)
+        while (left := end - time.monotonic()) > 0:
+            yield min(left, _REDRAW_S)
+
+    def show(self, status: DrainStatus) -> DrainStatus:
+        """Draw what a status says, and hand it on."""
+        self._bar.total = status.memory.bytes_total + status.disk.bytes_total
+        self._bar.n = status.memory.bytes_moved + status.disk.bytes_moved
+        blocked = [f"{reason} {count}" for reason, count in status.blocked.items()]
+        self._bar.set_postfix_str(", ".join([f"{status.cells_moved} of {status.cells_total} cells", *blocked]))
+        return status
+
+
+_REDRAW_S = 0.25
+
+
 class DrainJob:
     """A job of the session. It runs in the controller, whatever becomes of this object and this process.
 
@@ -132,10 +184,10 @@ class DrainJob:
         unit_id: the unit that is drained.
     """
 
-    __slots__ = ("_plan", "job_id", "unit_id")
+    __slots__ = ("_plan", "_progress", "job_id", "unit_id")
 
-    def __init__(self, job_id: int, unit_id: str, plan: DrainStatus | None = None) -> None:
-        self.job_id, self.unit_id, self._plan = job_id, unit_id, plan
+    def __init__(self, job_id: int, unit_id: str, *, progress: bool = False, plan: DrainStatus | None = None) -> None:
+        self.job_id, self.unit_id, self._progress, self._plan = job_id, unit_id, progress, plan
 
     def __repr__(self) -> str:
         return f"DrainJob(job_id={self.job_id}, unit_id={self.unit_id!r})"
@@ -157,11 +209,27 @@ class DrainJob:
         Raises:
             DeadlineExceededError: it goes on (a TimeoutError).
         """
-        return self._plan or _run(self._call(timeout, wait=True))
+        if self._plan or not self._progress:
+            return self._plan or _run(self._call(timeout, wait=True))
+        with _Bar(self.unit_id) as bar:
+            for left in bar.turns(timeout):
+                try:
+                    return bar.show(_run(self._call(left, wait=True)))
+                except DeadlineExceededError:
+                    bar.show(self.status())
+        return _run(self._call(0, wait=True))
 
     async def async_wait(self, timeout: float | None = None) -> DrainStatus:
         """Async twin of `wait`."""
-        return self._plan or await _run_async(self._call(timeout, wait=True))
+        if self._plan or not self._progress:
+            return self._plan or await _run_async(self._call(timeout, wait=True))
+        with _Bar(self.unit_id) as bar:
+            for left in bar.turns(timeout):
+                try:
+                    return bar.show(await _run_async(self._call(left, wait=True)))
+                except DeadlineExceededError:
+                    bar.show(await self.async_status())
+        return await _run_async(self._call(0, wait=True))
 
     def cancel(self, timeout: float | None = None) -> DrainStatus:
         """Let the job end soon. What has moved stays moved, everything stays readable, and the unit stays cordoned."""
@@ -171,7 +239,9 @@ class DrainJob:
         """Async twin of `cancel`."""
         return self._plan or await _run_async(self._call(timeout, cancel=True))
 
-    def _call(self, timeout: float | None, *, wait: bool = False, cancel: bool = False) -> tuple[int, Call[DrainStatus]]:
+    def _call(
+        self, timeout: float | None, *, wait: bool = False, cancel: bool = False
+    ) -> tuple[int, Call[DrainStatus]]:
         session = _session.current("drain", timeout)
         limit = seconds(timeout, MOST_SECONDS if wait else session.timeout_s)
         return session.handle, Call(Op.JOB, encode([self.job_id, wait, cancel]), _read, timeout=limit)
@@ -232,12 +302,13 @@ def drain(
     max_attempts: int = 3,
     tier_policy: str = "preserve",
     dry_run: bool = False,
+    progress: bool = False,
     timeout: float | None = None,
 ) -> DrainJob:
     """Move everything that a unit holds, in memory and on its disk, to other units, while everybody goes on working.
 
-    The unit takes no new samples from now on. When the job has succeeded the unit is ``"DRAINED"``: it has reported that
-    it holds nothing, and may be stopped. When the job ends in another way the unit stays ``"CORDONED"``: what it
+    The unit takes no new samples from now on. When the job has succeeded the unit is ``"DRAINED"``: it has reported
+    that it holds nothing, and may be stopped. When the job ends in another way the unit stays ``"CORDONED"``: what it
     still holds can be read and written as before, and `uncordon` lets it take samples again.
 
     Args:
@@ -252,6 +323,7 @@ def drain(
             lie if it was put anew; ``"disk"``: everything goes to disk.
         dry_run: move nothing. The status of the job, which has number 0, tells what there is to move, and under
             ``blocked`` whether there is room for it.
+        progress: `DrainJob.wait` shows a bar, with the package tqdm.
         timeout: seconds for the beginning of the job, by default ``client.timeout_s``.
 
     Raises:
@@ -286,7 +358,7 @@ def drain(
         timeout,
     )
     status = _calls.run(session.handle, call)
-    return DrainJob(status.job_id, status.unit_id, status if dry_run else None)
+    return DrainJob(status.job_id, status.unit_id, progress=progress, plan=status if dry_run else None)
 
 
 async def async_drain(
@@ -300,6 +372,7 @@ async def async_drain(
     max_attempts: int = 3,
     tier_policy: str = "preserve",
     dry_run: bool = False,
+    progress: bool = False,
     timeout: float | None = None,
 ) -> DrainJob:
     """Async twin of `drain`."""
@@ -318,11 +391,13 @@ async def async_drain(
         timeout,
     )
     status = await _calls.run_async(session.handle, call)
-    return DrainJob(status.job_id, status.unit_id, status if dry_run else None)
+    return DrainJob(status.job_id, status.unit_id, progress=progress, plan=status if dry_run else None)
 
 
 def _uncordon(session: _session.Session, unit: Any, timeout: float | None) -> Call[None]:
-    return Call(Op.UNCORDON, encode([checked_name("unit", unit)]), no_result, timeout=seconds(timeout, session.timeout_s))
+    return Call(
+        Op.UNCORDON, encode([checked_name("unit", unit)]), no_result, timeout=seconds(timeout, session.timeout_s)
+    )
 
 
 def uncordon(unit: str, timeout: float | None = None) -> None:
