@@ -137,3 +137,27 @@ func (c *Catalog) Relocate(partition string, samples []schema.Sample, from, to u
 	target.samples += int64(len(samples))
 	return nil
 }
+
+// Chosen returns the samples of keys, nil: all active ones of the partition. Read-only. NotFound names the keys that do not exist.
+func (c *Catalog) Chosen(partition string, keys []string) ([]schema.Sample, error) {
+	p, err := c.lookup(partition)
+	if err != nil {
+		return nil, err
+	}
+	if keys == nil {
+		return c.Samples(p.active.Members(nil)), nil
+	}
+	out := make([]schema.Sample, 0, len(keys))
+	var missing []string
+	for _, key := range keys {
+		if i, ok := p.byKey[key]; ok {
+			out = append(out, c.sample(i))
+		} else {
+			missing = append(missing, key)
+		}
+	}
+	if missing != nil {
+		return nil, keysNotFound(partition, p, missing, fewNames)
+	}
+	return out, nil
+}

@@ -261,7 +261,23 @@ func TestRandomOperationsDuringDrainsAgainstANaiveModel(t *testing.T) {
 	}
 }
 
-// drainAtRandom drains one unit after another until stop is closed.
+// moveAtRandom moves samples between units that stay.
+func (u *user) moveAtRandom(rng *rand.Rand) {
+	var err error
+	switch rng.IntN(3) {
+	case 0:
+		err = u.try(wire.OpMove, &wire.MoveRequest{Partition: "p", To: fmt.Sprint("unit-", rng.IntN(len(u.s.units)))}, nil)
+	case 1:
+		err = u.try(wire.OpRebalance, &wire.RebalanceRequest{}, nil)
+	}
+	switch tqerr.CodeOf(err) {
+	case tqerr.OK, tqerr.ResourceExhausted, tqerr.DeadlineExceeded, tqerr.NotFound: // full, not there yet; and see modelUser.ok
+	default:
+		u.t.Error(err)
+	}
+}
+
+// drainAtRandom drains one unit after another until stop is closed, and moves samples in between.
 func (u *user) drainAtRandom(rng *rand.Rand, stop <-chan struct{}) (succeeded int) {
 	for {
 		select {
@@ -269,6 +285,7 @@ func (u *user) drainAtRandom(rng *rand.Rand, stop <-chan struct{}) (succeeded in
 			return succeeded
 		default:
 		}
+		u.moveAtRandom(rng)
 		i := rng.IntN(len(u.s.units))
 		r := drainOf(fmt.Sprint("unit-", i))
 		r.DeadlineMS = 2000

@@ -15,8 +15,9 @@ import (
 
 // drains are the jobs of a session that move everything off a unit, by number. Guarded by Server.mu.
 type drains struct {
-	byID map[uint64]*draining
-	last uint64
+	byID  map[uint64]*draining
+	last  uint64
+	moves int // that are no drains
 }
 
 // keptDrains is how many jobs that have ended are remembered.
@@ -33,8 +34,11 @@ type draining struct {
 
 var _ drain.Session = (*draining)(nil)
 
-// open reports that a job has not ended. Called with mu held.
+// open reports that something is being moved. Called with mu held.
 func (d *drains) open() bool {
+	if d.moves > 0 {
+		return true
+	}
 	for _, x := range d.byID {
 		if x.ended == nil {
 			return true

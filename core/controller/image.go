@@ -21,6 +21,7 @@ type image struct {
 	catalog  *catalog.Image
 	outcomes map[origin]outcome
 	drains   []*drainRecord
+	moves    int
 }
 
 // imageLocked takes the image. It shares memory with the server, which does not change it.
@@ -29,7 +30,7 @@ func (s *Server) imageLocked(name string, memory []byte) *image {
 		session: sessionRecord{s.opts.Session, s.opts.Secret}, sampler: s.mu.registered, memory: memoryRecord{name, memory}, config: *s.blob.Load(),
 		catalog: s.mu.cat.Image(), outcomes: map[origin]outcome{},
 	}
-	m.drains = s.mu.drains.records()
+	m.drains, m.moves = s.mu.drains.records(), s.mu.drains.moves
 	for _, n := range s.nodes.Load().order {
 		m.units = append(m.units, recordOf(n))
 	}
@@ -89,6 +90,11 @@ func (m *image) write(put func(record []byte) error) error {
 	}
 	if err := m.writeCatalog(emit); err != nil {
 		return err
+	}
+	if m.moves > 0 {
+		if err := emit(recordMoving, &movingRecord{m.moves}); err != nil {
+			return err
+		}
 	}
 	for _, d := range m.drains {
 		if err := emit(recordDrain, d); err != nil {

@@ -30,6 +30,7 @@ type mover struct {
 	from    node
 	targets []string // names of units that may take them, nil: all
 	tiers   string   // see tierPolicies
+	atMost  int64    // no sample that has more bytes, 0: any
 }
 
 // The policies about the tier in which a cell lies afterwards.
@@ -210,7 +211,9 @@ func (m *mover) cellError(g *leasedGroup, err error) error {
 
 // moveGroup moves the first samples of a group that have limit bytes, at least one, and returns how many.
 func (m *mover) moveGroup(ctx context.Context, g *leasedGroup, limit int64, moved *drain.Moved) (rows int, err error) {
-	rows = g.rowsOf(limit)
+	if rows = g.rowsOf(limit); rows == 1 && m.atMost > 0 && g.rowBytes(0) > m.atMost {
+		return 0, nil
+	}
 	parts, err := m.plan(ctx, g, rows)
 	if err != nil {
 		return 0, err
@@ -362,23 +365,30 @@ var errUnsure = errors.New("the journal does not take that samples move")
 
 // rowsOf is how many rows from the first on have so many bytes, at least one.
 func (g *leasedGroup) rowsOf(limit int64) int {
-	if g.cells == nil {
-		return len(g.Samples)
-	}
-	offsets := make([][]int64, len(g.cells.Columns))
-	for k := range offsets {
-		offsets[k] = g.cells.Columns[k].Column.Offsets()
-	}
 	sum := int64(0)
 	for row := range g.Samples {
-		for _, o := range offsets {
-			sum += min(o[row+1]-o[row], math.MaxInt64-sum)
-		}
+		sum += min(g.rowBytes(row), math.MaxInt64-sum)
 		if sum > limit && row > 0 {
 			return row
 		}
 	}
 	return len(g.Samples)
+}
+
+// rowBytes is the bytes of a row.
+func (g *leasedGroup) rowBytes(row int) (sum int64) {
+	if g.cells == nil {
+		return 0
+	}
+	if g.offsets == nil {
+		for k := range g.cells.Columns {
+			g.offsets = append(g.offsets, g.cells.Columns[k].Column.Offsets())
+		}
+	}
+	for _, o := range g.offsets {
+		sum += o[row+1] - o[row]
+	}
+	return sum
 }
 
 var tierPolicies = []string{keepTier, toMemory, toDisk}

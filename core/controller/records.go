@@ -32,6 +32,7 @@ const (
 	recordMove                 // samples live on another unit
 	recordDuty                 // a unit takes samples, or does not
 	recordDrain                // a drain has begun, or has ended
+	recordMoving               // so many moves that are no drains are under way
 )
 
 // origin names the request that a record carries out, so that its outcome is known when it comes again. Both are 0 for what
@@ -216,6 +217,8 @@ type dutyRecord struct {
 	Unit uint32
 	Duty uint8
 }
+
+type movingRecord struct{ Moves int }
 
 // drainRecord is a drain: what was asked for, and what has become of it.
 type drainRecord struct {

@@ -61,6 +61,7 @@ func (s *Server) recover(ctx context.Context) error {
 			return err
 		}
 	}
+	s.mu.drains.moves = 0 // what they have left behind is gone
 	s.journal.opening = false
 	s.record(s.mu.sampler)
 	if err := s.turn(ctx); err != nil { // nothing can be appended before

@@ -99,6 +99,7 @@ var redo = map[byte]func(r *recovering, number uint64, record []byte) error{
 	recordMove:      (*recovering).move,
 	recordDuty:      (*recovering).duty,
 	recordDrain:     (*recovering).drain,
+	recordMoving:    (*recovering).moving,
 }
 
 func (r *recovering) put(number uint64, record []byte) error {

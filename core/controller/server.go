@@ -256,6 +256,8 @@ var handlers = map[wire.Op]handler{
 	wire.OpDrain:            (*call).drain,
 	wire.OpUncordon:         (*call).uncordon,
 	wire.OpJob:              (*call).job,
+	wire.OpMove:             (*call).move,
+	wire.OpRebalance:        (*call).rebalance,
 }
 
 // Serve implements transport.Handler.

@@ -118,6 +118,13 @@ type Moved struct {
 	Busy    int // somebody writes them
 }
 
+// Add adds what has come of another batch, but for what is left of it.
+func (m *Moved) Add(o *Moved) {
+	m.add(&o.Counted)
+	m.Samples += o.Samples
+	m.Busy += o.Busy
+}
+
 // Held is what a unit holds.
 type Held struct {
 	Counted

@@ -63,3 +63,23 @@ type JobReply struct {
 	ETAMS     int64
 	Err       string
 }
+
+// MoveRequest moves samples to a unit. It is answered when they are there.
+type MoveRequest struct {
+	Partition string
+	Keys      Strings // nil: all samples of the partition
+	To        string  // name of a unit
+}
+
+// RebalanceRequest moves samples from units that hold more than the others to those that hold less. With DryRun it only says
+// what it would move.
+type RebalanceRequest struct{ DryRun bool }
+
+// Moved is what has moved from one unit to another, or of a dry run the bytes that would.
+type Moved struct {
+	From, To              string
+	Samples, Cells, Bytes int64
+}
+
+// MoveReply answers both.
+type MoveReply struct{ Moved []Moved }

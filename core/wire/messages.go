@@ -77,6 +77,8 @@ const (
 	OpDrain
 	OpUncordon
 	OpJob
+	OpMove
+	OpRebalance
 )
 
 // Request is what a client asks. Sequence names a request that changes or grants something (0: none; see Sequence): one that

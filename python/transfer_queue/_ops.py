@@ -63,3 +63,5 @@ class Op(IntEnum):
     DRAIN = 54
     UNCORDON = 55
     JOB = 56
+    MOVE = 57
+    REBALANCE = 58

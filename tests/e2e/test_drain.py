@@ -316,6 +316,34 @@ def test_twins_progress_and_bad_input(capfd: pytest.CaptureFixture[str]) -> None
     tq.close()
 
 
+def test_a_unit_that_has_joined_gets_its_share(disks: Disks) -> None:
+    """And chosen samples go where they are told to; a drain finds what a move has left on disk."""
+    disks.start("unit-a")
+    tq = disks.tq
+    want = _fill(tq)
+    disks.start("unit-b")
+    used = [unit.memory_used_bytes + unit.disk_used_bytes for unit in tq.list_units()]
+    (plan,) = tq.rebalance(dry_run=True)
+    assert (plan.source, plan.target, plan.bytes) == ("unit-a", "unit-b", sum(used) // 2)
+    (moved,) = tq.rebalance()
+    assert 0 < moved.bytes <= plan.bytes
+    share = [unit.memory_used_bytes + unit.disk_used_bytes for unit in tq.list_units()]
+    assert sum(share) == sum(used)
+    assert min(share) > sum(share) / 4
+    _check(tq, want)
+    some = [f"k{i}" for i in range(8)]
+    asyncio.run(tq.async_move(some, "p", to="unit-a"))
+    assert tq.move(some, "p", to="unit-a") == []
+    assert tq.drain("unit-a").wait(timeout=30).state == "SUCCEEDED"
+    _check(tq, want)
+    with pytest.raises(errors.InvalidStateError, match="unit-a"):
+        tq.move(some, "p", to="unit-a")
+    with pytest.raises(KeyError, match="none"):
+        tq.move("none", "p", to="unit-b")
+    tq.uncordon("unit-a")
+    assert asyncio.run(tq.async_rebalance(dry_run=True))[0].target == "unit-a"
+
+
 @pytest.fixture
 def daemon(runtime_dir: Path) -> Iterator[subprocess.Popen[str]]:
     with program("-m", "transfer_queue", "serve", "--units", "2") as process:
