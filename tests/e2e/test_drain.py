@@ -290,7 +290,7 @@ def test_twins_progress_and_bad_input(capfd: pytest.CaptureFixture[str]) -> None
     assert _unit(tq, third).cells == 6
     asyncio.run(tq.async_uncordon(first))
     assert _states(tq) == {first: "ACTIVE", second: "DRAINED", third: "ACTIVE"}
-    for bad in (
+    bad_arguments: list[dict[str, Any]] = [
         {"targets": []},
         {"targets": "unit"},
         {"targets": [second]},
@@ -303,11 +303,12 @@ def test_twins_progress_and_bad_input(capfd: pytest.CaptureFixture[str]) -> None
         {"deadline_s": "x"},
         {"max_attempts": 0},
         {"tier_policy": "other"},
-    ):
+    ]
+    for bad in bad_arguments:
         with pytest.raises((errors.TransferQueueError, TypeError), match=next(iter(bad))):
             tq.drain(first, **bad)
     with pytest.raises(TypeError, match="unit"):
-        tq.drain(3)
+        tq.drain(3)  # type: ignore[arg-type]
     with pytest.raises(KeyError, match="other"):
         tq.uncordon("other")
     with pytest.raises(KeyError, match="77"):
