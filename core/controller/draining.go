@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"transferqueue/core/catalog"
@@ -18,6 +19,7 @@ type drains struct {
 	byID  map[uint64]*draining
 	last  uint64
 	moves int // that are no drains
+	under sync.WaitGroup
 }
 
 // keptDrains is how many jobs that have ended are remembered.
@@ -218,6 +220,9 @@ func (s *Server) startDraining(d *draining, held drain.Held, o origin) (*wire.Jo
 	if err := s.drainableLocked(&d.request); err != nil {
 		return nil, err
 	}
+	if s.ctx.Err() != nil {
+		return nil, errClosed
+	}
 	if s.unitNamed(d.request.Unit) != d.from {
 		return nil, tqerr.New(tqerr.Unavailable, "unit %q was started anew just now, try again", d.request.Unit)
 	}
@@ -232,6 +237,19 @@ func (s *Server) startDraining(d *draining, held drain.Held, o origin) (*wire.Jo
 	s.doneLocked(o, reply)
 	d.job.Start(s.ctx)
 	return reply, nil
+}
+
+// waitForMoves returns when nothing is copied any more, after the server was told to close.
+func (s *Server) waitForMoves() {
+	s.mu.RLock()
+	jobs := slices.Collect(maps.Values(s.mu.drains.byID))
+	s.mu.RUnlock()
+	for _, d := range jobs {
+		if d.job != nil {
+			<-d.job.Done()
+		}
+	}
+	s.mu.drains.under.Wait()
 }
 
 // List implements drain.Session.
@@ -369,7 +387,10 @@ func (c *call) job() (any, error) {
 	return c.later(func(ctx context.Context) (any, error) {
 		select {
 		case <-d.job.Done():
-			return d.status(), nil
+			if st := d.status(); drain.State(st.State).Final() {
+				return st, nil
+			}
+			return nil, errClosed
 		case <-ctx.Done():
 			return nil, ctxError(ctx, "unit \""+d.request.Unit+"\" is drained")
 		}

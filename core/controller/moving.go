@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math"
 	"slices"
+	"time"
 
 	"transferqueue/core/drain"
 	"transferqueue/core/guard"
@@ -293,9 +294,7 @@ func (m *mover) moveTo(ctx context.Context, to node, g *leasedGroup, rows int, p
 		return false, err
 	}
 	if len(shares) > 0 && to.Lost() == nil {
-		if d := to.Delete(g.Partition, nil, samples, 0); d != nil {
-			<-d.Done()
-		}
+		forgotten(to.Delete(g.Partition, nil, samples, 0))
 	}
 	return false, err
 }
@@ -354,10 +353,25 @@ func (m *mover) flip(ctx context.Context, partition string, samples []schema.Sam
 		s.turnSoon() // until the state is written the old copies stay; Held finds them
 		return nil
 	}
-	if d := m.from.Delete(partition, nil, samples, 0); d != nil {
-		<-d.Done() // an error is seen by what the unit still holds
-	}
+	forgotten(m.from.Delete(partition, nil, samples, 0)) // an error is seen by what the unit still holds
 	return nil
+}
+
+// forgetTime is how long a unit that does not answer holds a batch up.
+const forgetTime = 5 * time.Second
+
+// forgotten waits until a unit has deleted copies. When it does not answer they are found later: by the comparison that follows when
+// it joins again, or by Held.
+func forgotten(d unit.Deleting) {
+	if d == nil {
+		return
+	}
+	timer := time.NewTimer(forgetTime)
+	defer timer.Stop()
+	select {
+	case <-d.Done():
+	case <-timer.C:
+	}
 }
 
 // errUnsure says that the journal may have a move which has not been made, so that neither copy may be deleted.

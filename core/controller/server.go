@@ -163,6 +163,7 @@ func (s *Server) Close() {
 		for _, n := range all {
 			n.disconnect()
 		}
+		s.waitForMoves()
 		s.lent.Recall()
 		s.mapped.Lock()
 		defer s.mapped.Unlock()

@@ -109,6 +109,9 @@ func (j *Job) set(s State) {
 // errPartial ends a job that has moved what can be moved.
 var errPartial = errors.New("some cells could not be moved")
 
+// lastLook is how long the unit has to say what it still holds.
+const lastLook = 5 * time.Second
+
 // end decides what the job is in the end.
 func (j *Job) end(ctx context.Context, err error) {
 	state := Succeeded
@@ -123,7 +126,9 @@ func (j *Job) end(ctx context.Context, err error) {
 		state = Failed
 	}
 	j.mu.Unlock()
-	if held, failed := j.s.Held(ctx, false); failed == nil {
+	last, cancel := context.WithTimeout(ctx, lastLook)
+	defer cancel()
+	if held, failed := j.s.Held(last, false); failed == nil {
 		j.mu.Lock()
 		j.balanceLocked(&held)
 		j.mu.Unlock()
@@ -273,6 +278,9 @@ func (j *Job) round(ctx context.Context, batches []Batch) error {
 	results := make([]result, len(batches))
 	var all sync.WaitGroup
 	for i := range batches {
+		if batches[i].Wait {
+			j.block(Writing, 1)
+		}
 		all.Add(1)
 		guard.Go("drain", func() {
 			defer all.Done()
