@@ -231,9 +231,7 @@ func (m *mover) moveGroup(ctx context.Context, g *leasedGroup, limit int64, move
 	for _, to := range targets {
 		var source bool
 		if source, err = m.moveTo(ctx, to, g, rows, parts); err == nil {
-			for _, p := range parts {
-				p.count(&moved.Counted)
-			}
+			m.count(rows, parts, moved)
 			return rows, nil
 		}
 		if source || ctx.Err() != nil || m.from.Lost() != nil {
@@ -241,6 +239,19 @@ func (m *mover) moveGroup(ctx context.Context, g *leasedGroup, limit int64, move
 		}
 	}
 	return 0, ctxOr(ctx, err)
+}
+
+// count adds what has moved.
+func (m *mover) count(rows int, parts []*movedPart, moved *drain.Moved) {
+	var now drain.Counted
+	for _, p := range parts {
+		p.count(&now)
+	}
+	moved.Add(&drain.Moved{Counted: now})
+	counted := &m.s.metrics.moved
+	counted.samples.Add(int64(rows))
+	counted.cells.Add(now.Cells[drain.Memory] + now.Cells[drain.LocalDisk])
+	counted.bytes.Add(now.Bytes[drain.Memory] + now.Bytes[drain.LocalDisk])
 }
 
 // candidates lists the units that may take samples, best first.

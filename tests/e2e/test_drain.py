@@ -18,7 +18,8 @@ import torch
 
 from disks import Disks, disks
 from processes import Nursery, program, until
-from transfer_queue import errors
+from transfer_queue import _calls, _metrics_text, _session, errors
+from transfer_queue._ops import Op
 from unit_hosts import Hosts, unitless
 
 __all__ = ["disks"]
@@ -343,6 +344,15 @@ def test_a_unit_that_has_joined_gets_its_share(disks: Disks) -> None:
         tq.move("none", "p", to="unit-b")
     tq.uncordon("unit-a")
     assert asyncio.run(tq.async_rebalance(dry_run=True))[0].target == "unit-a"
+    session = _session.current()
+    page = _metrics_text.render(
+        _calls.run(session.handle, _calls.Call(Op.METRICS, b"", lambda reply: reply.body, timeout=9))
+    )
+    moved = {
+        line.split()[0]: float(line.split()[1]) for line in page.decode().splitlines() if line.startswith("tq_moved")
+    }
+    assert moved["tq_moved_cells_total"] == 2 * moved["tq_moved_samples_total"] >= 2 * len(want)
+    assert moved["tq_moved_bytes_total"] >= sum(used)
 
 
 @pytest.fixture
