@@ -102,6 +102,15 @@ func (c *Catalog) GroupsOn(id uint32, partition string, samples []schema.Sample)
 	return c.group(nil, p, indexes)
 }
 
+// Settled fails with Conflict when rows cannot be any more where their cells are staged, as Apply would. Read-only.
+func (c *Catalog) Settled(w *Write, units []uint32) error {
+	pl, err := c.plan(w)
+	if err == nil {
+		_, err = c.settle(pl, w, units)
+	}
+	return err
+}
+
 // CheckRelocate fails as Relocate would. Read-only.
 func (c *Catalog) CheckRelocate(partition string, samples []schema.Sample, from, to uint32) error {
 	p, target := c.partitions[partition], c.unit(to)

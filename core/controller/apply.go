@@ -111,7 +111,7 @@ func (t *txn) restage(ctx context.Context, stage stager) error {
 			return err
 		}
 	}
-	if t.onDrained() {
+	if t.misplaced() {
 		t.abort()
 		t.shares, t.units, old.shares = old.shares, old.units, nil
 		return t.restage(ctx, stage)

@@ -224,10 +224,3 @@ func (m *mover) moveSome(ctx context.Context, bytes int64) (sum drain.Moved, err
 	}
 	return sum, nil
 }
-
-func (r *recovering) moving(_ uint64, record []byte) error {
-	var x movingRecord
-	err := decodeRecord(record, &x)
-	r.s.mu.drains.moves = x.Moves
-	return err
-}

@@ -241,7 +241,7 @@ func (t *txn) reserve(ctx context.Context, rooms []catalog.Room) (err error) {
 		t.shares = nil
 		return err
 	}
-	if t.onDrained() {
+	if t.misplaced() {
 		t.abort()
 		if rooms, err = t.place(); err != nil {
 			t.shares = nil

@@ -101,6 +101,8 @@ type Server struct {
 	// it, because they last as long as the network likes: those that write are stopped by Gone, those that read by lent.
 	mapped sync.RWMutex
 	lent   transport.Loans
+
+	cordoned atomic.Bool // some unit takes no samples
 }
 
 // New starts a server without a journal over units that nobody else uses.

@@ -8,130 +8,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from transfer_queue import _calls, _session
 from transfer_queue._arguments import checked_name, packed_strings, seconds
-from transfer_queue._calls import Call, Reply, decode, encode, no_result
+from transfer_queue._calls import Call, encode, no_result
+from transfer_queue._drain_status import DrainStatus, read
 from transfer_queue._environment import MOST_SECONDS
 from transfer_queue._ops import Op
 from transfer_queue._whole_numbers import whole_number
 from transfer_queue.errors import DeadlineExceededError, InvalidArgumentError, UnimplementedError, WrongTypeError
 
-__all__ = ["DrainJob", "DrainStatus", "FailedCell", "MovedTier", "async_drain", "async_uncordon", "drain", "uncordon"]
-
-
-class MovedTier(NamedTuple):
-    """What there was to move in one tier when the job began, or came later, and what has moved. Bytes are payload."""
-
-    cells_total: int
-    cells_moved: int
-    bytes_total: int
-    bytes_moved: int
-
-
-class FailedCell(NamedTuple):
-    """A cell that has stayed on its unit. ``key`` is the index of a sample without a key."""
-
-    partition: str
-    key: str | int
-    field: str
-    attempts: int
-    reason: str
-
-
-class DrainStatus(NamedTuple):
-    """What has become of a job so far.
-
-    Attributes:
-        job_id: number of the job.
-        unit_id: the unit that is drained.
-        state: ``"PENDING"``, ``"RUNNING"``, ``"CANCELLING"``, or how it has ended: ``"SUCCEEDED"`` (the unit has
-            reported that it holds nothing), ``"PARTIAL"``, ``"FAILED"`` or ``"CANCELLED"``.
-        phase: ``"copying"``, or ``"waiting"`` for those who still use what the unit keeps for them; ``""`` at the end.
-        memory: counts of the tier in memory.
-        disk: counts of the local disk.
-        cells_total: cells that there were and that have come; always the sum of the four that follow.
-        cells_moved: live on other units.
-        cells_dropped_obsolete: were cleared or overwritten before they could move.
-        cells_failed: stay, because they could not be moved.
-        cells_remaining: have not moved yet.
-        attempts: batches that were tried.
-        blocked: why samples do not move at the moment, and how many: ``"NO_CAPACITY"``, ``"WRITING"``, ``"RETRYING"``,
-            ``"PINNED"``, ``"STAGED"``, ``"CLEARING"``.
-        failed: the first 100 of the cells that stay.
-        elapsed_s: seconds since the job began.
-        eta_s: seconds that it may still take, None while that is not known.
-        error: why it has not succeeded, ``""`` otherwise.
-    """
-
-    job_id: int
-    unit_id: str
-    state: str
-    phase: str
-    memory: MovedTier
-    disk: MovedTier
-    cells_total: int
-    cells_moved: int
-    cells_dropped_obsolete: int
-    cells_failed: int
-    cells_remaining: int
-    attempts: int
-    blocked: dict[str, int]
-    failed: list[FailedCell]
-    elapsed_s: float
-    eta_s: float | None
-    error: str
-
-    @property
-    def done(self) -> bool:
-        """Whether the job has ended."""
-        return self.state in ("SUCCEEDED", "PARTIAL", "FAILED", "CANCELLED")
-
-
-def _read(reply: Reply) -> DrainStatus:
-    row = decode(reply.body)
-    (
-        job,
-        unit,
-        state,
-        phase,
-        memory,
-        disk,
-        dropped,
-        failed,
-        remaining,
-        attempts,
-        blocked,
-        cells,
-        elapsed,
-        eta,
-        why,
-        *_,
-    ) = row
-    tiers = MovedTier(*memory[:4]), MovedTier(*disk[:4])
-    moved = tiers[0].cells_moved + tiers[1].cells_moved
-    return DrainStatus(
-        job,
-        unit,
-        state,
-        phase,
-        *tiers,
-        moved + dropped + failed + remaining,
-        moved,
-        dropped,
-        failed,
-        remaining,
-        attempts,
-        {reason: count for reason, count, *_ in blocked or []},
-        [
-            FailedCell(partition, key if keyed else index, field, tries, reason)
-            for partition, key, keyed, index, field, tries, reason, *_ in cells or []
-        ],
-        elapsed / 1000,
-        None if eta < 0 else eta / 1000,
-        why,
-    )
+__all__ = ["DrainJob", "DrainStatus", "async_drain", "async_uncordon", "drain", "uncordon"]
 
 
 def _run(call: tuple[int, Call[DrainStatus]]) -> DrainStatus:
@@ -244,7 +132,7 @@ class DrainJob:
     ) -> tuple[int, Call[DrainStatus]]:
         session = _session.current("drain", timeout)
         limit = seconds(timeout, MOST_SECONDS if wait else session.timeout_s)
-        return session.handle, Call(Op.JOB, encode([self.job_id, wait, cancel]), _read, timeout=limit)
+        return session.handle, Call(Op.JOB, encode([self.job_id, wait, cancel]), read, timeout=limit)
 
 
 def _milliseconds(what: str, value: float | None) -> int:
@@ -288,7 +176,7 @@ def _start(
             bool(dry_run),
         ]
     )
-    return Call(Op.DRAIN, body, _read, timeout=seconds(timeout, session.timeout_s))
+    return Call(Op.DRAIN, body, read, timeout=seconds(timeout, session.timeout_s))
 
 
 def drain(
