@@ -26,7 +26,7 @@ func (c *Catalog) Blank() *Restored {
 	n := New(Options{PreAllocate: c.preAllocate, SampleLimitPerUnit: c.sampleLimit})
 	for _, u := range c.units {
 		n.AddUnit(u.id, u.host)
-		n.unit(u.id).limit = u.limit
+		n.unit(u.id).limit, n.unit(u.id).duty = u.limit, u.duty
 	}
 	return &Restored{c: n, epoch: c.epoch, stored: map[*field]*bitset.Set{}}
 }

@@ -77,7 +77,7 @@ func (c *Catalog) settle(pl *plan, w *Write, units []uint32) (fresh int, err err
 			continue
 		}
 		u := c.unit(id)
-		if u == nil || len(u.slots) == 0 {
+		if u == nil || !u.takesSamples() {
 			return 0, tqerr.New(tqerr.Conflict, "partition %q: unit %d takes no samples", w.Partition, id)
 		}
 		if n > c.room(u) {

@@ -26,6 +26,7 @@ type UnitState struct {
 	Slots []int64
 	Turn  int
 	Limit int64 // of samples
+	Duty  Duty
 }
 
 // ClearingState is the samples of one partition that are being cleared. Keys are "" where Keyed is 0.
@@ -41,7 +42,7 @@ type ClearingState struct {
 func (c *Catalog) Image() *Image {
 	m := &Image{State: c.Export(), Epoch: c.epoch}
 	for _, u := range c.units {
-		state := UnitState{ID: u.id, Host: u.host, Turn: u.turn, Limit: u.limit, Slots: make([]int64, len(u.slots))}
+		state := UnitState{ID: u.id, Host: u.host, Turn: u.turn, Limit: u.limit, Duty: u.duty, Slots: make([]int64, len(u.slots))}
 		for k, slot := range u.slots {
 			state.Slots[k] = int64(slot)
 		}
@@ -118,7 +119,10 @@ func (c *Catalog) restoreUnits(units []UnitState) error {
 		if c.unit(s.ID) != nil {
 			return tqerr.New(tqerr.Corruption, "unit %d occurs twice", s.ID)
 		}
-		u := &unit{id: s.ID, host: strings.Clone(s.Host), limit: s.Limit}
+		u := &unit{id: s.ID, host: strings.Clone(s.Host), limit: s.Limit, duty: s.Duty}
+		if s.Duty >= numDuties {
+			return tqerr.New(tqerr.Corruption, "unit %d: duty %d", s.ID, s.Duty)
+		}
 		c.units = append(c.units, u)
 		for _, slot := range s.Slots {
 			if slot < 0 || slot > int64(numSlots+len(units)) {

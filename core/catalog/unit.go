@@ -23,6 +23,7 @@ type unit struct {
 	turn    int   // which of slots is next
 	samples int64 // active and clearing ones
 	limit   int64 // of samples
+	duty    Duty
 }
 
 // AddUnit makes a unit known and deals it its share of the slots, as far as slots without samples can be had, at least one. A unit that is
@@ -192,7 +193,7 @@ func (c *Catalog) PlaceBeside(units []uint32, host string, rowBytes func(row int
 func (c *Catalog) candidates(host string, rooms []Room, coming map[uint32]int64) (list []candidate, total int64) {
 	for _, r := range rooms {
 		u := c.unit(r.Unit)
-		if u == nil || len(u.slots) == 0 {
+		if u == nil || !u.takesSamples() {
 			continue
 		}
 		rows := max(c.room(u)-coming[r.Unit], 0)

@@ -162,7 +162,8 @@ var sequenced = map[wire.Op]bool{
 	wire.OpPut: true, wire.OpCommit: true, wire.OpClear: true, wire.OpClearPartition: true, wire.OpMeta: true,
 	wire.OpRetrieveMeta: true, wire.OpSetTags: true, wire.OpResetConsumption: true, wire.OpGet: true,
 	wire.OpWatchOpen: true, wire.OpWatchNext: true, wire.OpSaveCheckpoint: true, wire.OpLoadCheckpoint: true,
-	wire.OpDumpRows: true, wire.OpLoadRows: true,
+	wire.OpDumpRows: true, wire.OpLoadRows: true, wire.OpDrain: true, wire.OpUncordon: true,
+	wire.OpMove: true, wire.OpRebalance: true,
 }
 
 // Start begins a request. done is called exactly once, from any goroutine, unless Start returns an error.

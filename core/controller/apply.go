@@ -111,6 +111,11 @@ func (t *txn) restage(ctx context.Context, stage stager) error {
 			return err
 		}
 	}
+	if t.misplaced() {
+		t.abort()
+		t.shares, t.units, old.shares = old.shares, old.units, nil
+		return t.restage(ctx, stage)
+	}
 	if err := t.copyFrom(ctx, &old); err != nil {
 		t.abort()
 		return err

@@ -29,6 +29,7 @@ type leasedGroup struct {
 	cells   *unit.Cells  // nil: no fields
 	// inMemory is where the next bytes of each column lie among all those of the lease that are in memory.
 	inMemory []int64
+	offsets  [][]int64 // of the rows of each column, where they are needed often
 }
 
 func (k *cut) release() {

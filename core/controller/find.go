@@ -153,7 +153,7 @@ func (r *recovering) find(ctx context.Context, x *unitRecord) sought {
 	}
 	f := sought{node: outside{u}}
 	if err == nil {
-		f.compares = x.Missed || u.Changed() > r.s.journal.log.Recovered()
+		f.compares = x.Missed || r.s.mu.drains.open() || u.Changed() > r.s.journal.log.Recovered()
 		if err = catchUp(ctx, u, owed); err == nil && f.compares {
 			f.stock, err = u.Inventory(ctx)
 		}

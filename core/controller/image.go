@@ -20,6 +20,8 @@ type image struct {
 	config   []byte
 	catalog  *catalog.Image
 	outcomes map[origin]outcome
+	drains   []*drainRecord
+	moves    int
 }
 
 // imageLocked takes the image. It shares memory with the server, which does not change it.
@@ -28,6 +30,7 @@ func (s *Server) imageLocked(name string, memory []byte) *image {
 		session: sessionRecord{s.opts.Session, s.opts.Secret}, sampler: s.mu.registered, memory: memoryRecord{name, memory}, config: *s.blob.Load(),
 		catalog: s.mu.cat.Image(), outcomes: map[origin]outcome{},
 	}
+	m.drains, m.moves = s.mu.drains.records(), s.mu.drains.moves
 	for _, n := range s.nodes.Load().order {
 		m.units = append(m.units, recordOf(n))
 	}
@@ -88,6 +91,16 @@ func (m *image) write(put func(record []byte) error) error {
 	if err := m.writeCatalog(emit); err != nil {
 		return err
 	}
+	if m.moves > 0 {
+		if err := emit(recordMoving, &movingRecord{m.moves}); err != nil {
+			return err
+		}
+	}
+	for _, d := range m.drains {
+		if err := emit(recordDrain, d); err != nil {
+			return err
+		}
+	}
 	for _, o := range slices.SortedFunc(maps.Keys(m.outcomes), compareOrigins) {
 		out := m.outcomes[o]
 		reply := out.reply
@@ -123,7 +136,7 @@ func (m *image) writeCatalog(emit func(kind byte, message any) error) error {
 	}
 	places := &placesRecord{Epoch: m.catalog.Epoch}
 	for _, u := range m.catalog.Units {
-		places.Units = append(places.Units, placesUnit{ID: u.ID, Host: u.Host, Slots: u.Slots, Turn: u.Turn, Limit: u.Limit})
+		places.Units = append(places.Units, placesUnit{ID: u.ID, Host: u.Host, Slots: u.Slots, Turn: u.Turn, Limit: u.Limit, Duty: uint8(u.Duty)})
 	}
 	for k, slots := range m.catalog.Slots {
 		places.Slots = append(places.Slots, placesPartition{Slots: slots, Leaving: m.catalog.Leaving[k]})
@@ -145,7 +158,7 @@ func catalogOf(o catalog.Options, dir string, state []byte, places *placesRecord
 	}
 	m := &catalog.Image{State: read, Epoch: places.Epoch}
 	for _, u := range places.Units {
-		m.Units = append(m.Units, catalog.UnitState{ID: u.ID, Host: u.Host, Slots: u.Slots, Turn: u.Turn, Limit: u.Limit})
+		m.Units = append(m.Units, catalog.UnitState{ID: u.ID, Host: u.Host, Slots: u.Slots, Turn: u.Turn, Limit: u.Limit, Duty: catalog.Duty(u.Duty)})
 	}
 	for _, p := range places.Slots {
 		m.Slots, m.Leaving = append(m.Slots, p.Slots), append(m.Leaving, p.Leaving)

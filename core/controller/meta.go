@@ -234,14 +234,14 @@ func (c *call) fresh(answer func() (any, error)) (any, error) {
 func (s *Server) unitInfos() []wire.UnitInfo {
 	all := s.nodes.Load().order
 	s.mu.RLock()
-	lost, samples := s.mu.cat.LostOn(), make([]int64, len(all))
+	lost, samples, states := s.mu.cat.LostOn(), make([]int64, len(all)), make([]string, len(all))
 	for i, n := range all {
-		samples[i] = s.mu.cat.SamplesOn(n.ID())
+		samples[i], states[i] = s.mu.cat.SamplesOn(n.ID()), s.mu.cat.Duty(n.ID()).String()
 	}
 	s.mu.RUnlock()
 	out := make([]wire.UnitInfo, len(all))
 	for i, n := range all {
-		st, state := n.Stats(), "ACTIVE"
+		st, state := n.Stats(), states[i]
 		if n.Lost() != nil {
 			state = "UNAVAILABLE"
 		}

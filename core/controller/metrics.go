@@ -52,6 +52,7 @@ func (k kind) String() string {
 type counters struct {
 	requests    []metrics.Series // by kind
 	waitingPuts atomic.Int64
+	moved       struct{ samples, cells, bytes atomic.Int64 }
 }
 
 // measured is what a call notes for its counters.
@@ -292,6 +293,13 @@ func (s *Server) stateLocked(reply *wire.MetricsReply) {
 		reply.Queues.Watches += int64(len(list))
 	}
 	reply.Queues.Writes = int64(len(s.mu.writes.list))
+	moved := &s.metrics.moved
+	reply.Moves = wire.MoveMetrics{Samples: moved.samples.Load(), Cells: moved.cells.Load(), Bytes: moved.bytes.Load()}
+	for _, d := range s.mu.drains.byID {
+		if d.ended == nil {
+			reply.Moves.Drains++
+		}
+	}
 	reply.Allocated, reply.Reusable = s.mu.cat.Indexes()
 	for _, p := range s.mu.cat.Summary() {
 		reply.Partitions = append(reply.Partitions, wire.PartitionMetrics{

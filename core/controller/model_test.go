@@ -97,6 +97,16 @@ func againstAModel(t *testing.T, rounds uint64, count int, o setup, check func(s
 					}
 				})
 			}
+			if o.drains {
+				stop, ended := make(chan struct{}), make(chan int)
+				go func() {
+					rng := rand.New(rand.NewPCG(seed, round<<8|255))
+					ended <- s.user(resending, redialing).drainAtRandom(rng, stop)
+				}()
+				all.Wait()
+				close(stop)
+				require.Positive(t, <-ended, "some drains succeed")
+			}
 			all.Wait()
 			waited := 0
 			for _, u := range users {

@@ -241,6 +241,14 @@ func (t *txn) reserve(ctx context.Context, rooms []catalog.Room) (err error) {
 		t.shares = nil
 		return err
 	}
+	if t.misplaced() {
+		t.abort()
+		if rooms, err = t.place(); err != nil {
+			t.shares = nil
+			return err
+		}
+		return t.reserve(ctx, rooms)
+	}
 	if t.req.Inline {
 		t.fill()
 	}

@@ -29,6 +29,10 @@ const (
 	recordClearing             // and what was being cleared then
 	recordStock                // a unit has told what it holds
 	recordGiveBack             // samples that were handed out have reached nobody
+	recordMove                 // samples live on another unit
+	recordDuty                 // a unit takes samples, or does not
+	recordDrain                // a drain has begun, or has ended
+	recordMoving               // so many moves that are no drains are under way
 )
 
 // origin names the request that a record carries out, so that its outcome is known when it comes again. Both are 0 for what
@@ -199,6 +203,28 @@ type placesUnit struct {
 	Slots wire.Ints
 	Turn  int
 	Limit int64
+	Duty  uint8
+}
+
+// moveRecord is samples that have moved to a unit which has committed their cells.
+type moveRecord struct {
+	Partition string
+	Samples   wire.Samples
+	From, To  uint32
+}
+
+type dutyRecord struct {
+	Unit uint32
+	Duty uint8
+}
+
+type movingRecord struct{ Moves int }
+
+// drainRecord is a drain: what was asked for, and what has become of it.
+type drainRecord struct {
+	Origin  origin
+	Request wire.DrainRequest
+	Status  wire.JobReply
 }
 
 type placesPartition struct {

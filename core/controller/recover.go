@@ -32,6 +32,7 @@ func Open(ctx context.Context, o Options) (*Server, error) {
 	for _, cl := range s.mu.cat.Unfinished() {
 		s.clearAgain(cl)
 	}
+	s.drainAgain()
 	return s, nil
 }
 
@@ -60,6 +61,7 @@ func (s *Server) recover(ctx context.Context) error {
 			return err
 		}
 	}
+	s.mu.drains.moves = 0 // what they have left behind is gone
 	s.journal.opening = false
 	s.record(s.mu.sampler)
 	if err := s.turn(ctx); err != nil { // nothing can be appended before

@@ -96,6 +96,10 @@ var redo = map[byte]func(r *recovering, number uint64, record []byte) error{
 	recordPartition: (*recovering).partition,
 	recordStock:     (*recovering).stock,
 	recordGiveBack:  (*recovering).giveBack,
+	recordMove:      (*recovering).move,
+	recordDuty:      (*recovering).duty,
+	recordDrain:     (*recovering).drain,
+	recordMoving:    (*recovering).moving,
 }
 
 func (r *recovering) put(number uint64, record []byte) error {

@@ -80,6 +80,7 @@ type Server struct {
 		writes  writeSets
 		waiters map[string][]*waiter
 		watches map[string][]*watch
+		drains  drains
 
 		// With a journal:
 		outcomes   map[uint64]map[uint64]outcome // by client and lane
@@ -100,6 +101,8 @@ type Server struct {
 	// it, because they last as long as the network likes: those that write are stopped by Gone, those that read by lent.
 	mapped sync.RWMutex
 	lent   transport.Loans
+
+	cordoned atomic.Bool // some unit takes no samples
 }
 
 // New starts a server without a journal over units that nobody else uses.
@@ -162,6 +165,7 @@ func (s *Server) Close() {
 		for _, n := range all {
 			n.disconnect()
 		}
+		s.waitForMoves()
 		s.lent.Recall()
 		s.mapped.Lock()
 		defer s.mapped.Unlock()
@@ -252,6 +256,11 @@ var handlers = map[wire.Op]handler{
 	wire.OpJoinUnits:        (*call).joinUnits,
 	wire.OpReachUnit:        (*call).reachUnit,
 	wire.OpLost:             (*call).lost,
+	wire.OpDrain:            (*call).drain,
+	wire.OpUncordon:         (*call).uncordon,
+	wire.OpJob:              (*call).job,
+	wire.OpMove:             (*call).move,
+	wire.OpRebalance:        (*call).rebalance,
 }
 
 // Serve implements transport.Handler.

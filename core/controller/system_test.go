@@ -50,6 +50,7 @@ type setup struct {
 	diskFor func(i int) *unit.Disk // instead, of one unit
 	journal journal.Durability     // 0: none
 	failing *vfs.FailingDisk       // where the journal lies; nil: on one that does not fail
+	drains  bool                   // the model drains units at random
 	durable bool                   // units in the process of the controller keep everything on the disk of its journal
 }
 

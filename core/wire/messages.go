@@ -74,6 +74,11 @@ const (
 	OpReachUnit
 	OpUnitTicket
 	OpUnitSettle
+	OpDrain
+	OpUncordon
+	OpJob
+	OpMove
+	OpRebalance
 )
 
 // Request is what a client asks. Sequence names a request that changes or grants something (0: none; see Sequence): one that

@@ -11,7 +11,11 @@ type MetricsReply struct {
 	Units      []UnitMetrics
 	Queues     QueueMetrics
 	Bounds     Ints // upper bounds of the buckets of all requests, ascending
+	Moves      MoveMetrics
 }
+
+// MoveMetrics counts what has moved from one unit to another, and the jobs that drain one now.
+type MoveMetrics struct{ Samples, Cells, Bytes, Drains int64 }
 
 // RequestMetrics counts the requests of one kind.
 type RequestMetrics struct {

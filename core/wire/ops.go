@@ -9,7 +9,8 @@ var opNames = [...]string{
 	"progress",
 	"unit_open", "unit_stage", "unit_commit", "unit_abort", "unit_read", "unit_release", "unit_delete", "unit_transform",
 	"unit_stats", "unit_prepare", "unit_inventory", "unit_discard", "lost", "unit_advise", "unit_piece", "reach_unit", "unit_ticket",
-	"unit_settle",
+	"unit_settle", "drain", "uncordon", "job",
+	"move", "rebalance",
 }
 
 // String returns the name of the request, "unknown" for a number that is none.
@@ -27,7 +28,7 @@ var publicNames = map[Op]string{
 	OpConsumption: "get_consumption_status", OpProduction: "get_production_status", OpPartitions: "get_partition_list",
 	OpUnits: "list_units", OpConfig: "init", OpDumpRows: "dump_data_by_key", OpLoadRows: "load_data_by_key",
 	OpSnapshot: "get_partition_snapshot", OpJoinUnits: "init", OpStream: "check_stream_drained",
-	OpProgress: "check_consumption_status", OpLost: "list_lost", OpReachUnit: "reach a unit",
+	OpProgress: "check_consumption_status", OpLost: "list_lost", OpReachUnit: "reach a unit", OpJob: "drain",
 }
 
 // Public returns the operation as users know it, which is what errors name.

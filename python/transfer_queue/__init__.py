@@ -15,6 +15,8 @@ __all__ = [
     "BaseSampler",
     "BatchMeta",
     "Change",
+    "DrainJob",
+    "DrainStatus",
     "GRPOGroupNSampler",
     "KVBatchMeta",
     "RankAwareSampler",
@@ -30,6 +32,7 @@ __all__ = [
     "TransferQueueError",
     "UnitInfo",
     "__version__",
+    "async_drain",
     "async_dump_data_by_key",
     "async_kv_batch_get",
     "async_kv_batch_get_by_meta",
@@ -45,9 +48,13 @@ __all__ = [
     "async_list_units",
     "async_load_checkpoint",
     "async_load_data_by_key",
+    "async_move",
     "async_read_row_index",
+    "async_rebalance",
     "async_save_checkpoint",
+    "async_uncordon",
     "close",
+    "drain",
     "dump_data_by_key",
     "errors",
     "get_client",
@@ -69,10 +76,13 @@ __all__ = [
     "load_checkpoint",
     "load_data_by_key",
     "merge",
+    "move",
     "process_zmq_server_info",
     "read_row_index",
+    "rebalance",
     "register_sampler",
     "save_checkpoint",
+    "uncordon",
 ]
 
 __version__ = _version()
@@ -84,6 +94,8 @@ _set_logging_level()
 _hosting = sys.argv[:1] == ["-m"] or os.path.basename(sys.argv[0] if sys.argv else "") == "default_worker.py"
 if TYPE_CHECKING or not _hosting:
     from transfer_queue import errors, merge
+    from transfer_queue._drain import DrainJob, DrainStatus, async_drain, async_uncordon, drain, uncordon
+    from transfer_queue._moves import async_move, async_rebalance, move, rebalance
     from transfer_queue._register import register_sampler
     from transfer_queue.checkpoint import (
         async_dump_data_by_key,
@@ -147,7 +159,7 @@ if TYPE_CHECKING or not _hosting:
 else:
     _HOMES = [
         *["interface", "checkpoint", "client", "metadata", "sampler", "errors", "controller", "dataloader", "storage"],
-        *["utils.common", "utils.zmq_utils", "_register"],
+        *["utils.common", "utils.zmq_utils", "_register", "_drain", "_moves"],
     ]
 
     def __getattr__(name: str) -> Any:

@@ -1,4 +1,7 @@
-"""``python -m transfer_queue serve`` runs a session as a daemon; ``status`` prints one that runs."""
+"""``python -m transfer_queue serve`` runs a session as a daemon; ``status`` prints one that runs.
+
+``units`` prints its storage units, ``drain UNIT`` moves everything off one, ``uncordon UNIT`` takes it in again.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +44,17 @@ def _options() -> argparse.ArgumentParser:
     status = commands.add_parser("status", help="print partitions, units and bytes")
     status.add_argument("--namespace", help="name of the session (default: of the configuration)")
     status.add_argument("--json", action="store_true", help="print JSON")
+    units = commands.add_parser("units", help="print the storage units")
+    drain = commands.add_parser("drain", help="move everything that a unit holds to others")
+    drain.add_argument("--watch", action="store_true", help="show how far it is, and exit when it has ended")
+    drain.add_argument("--dry-run", action="store_true", help="only print what there is to move")
+    drain.add_argument("--rate-bytes-per-s", type=int, help="bytes that move in a second (default: as fast as it goes)")
+    drain.add_argument("--deadline-s", type=float, help="seconds after which it ends (default: none)")
+    uncordon = commands.add_parser("uncordon", help="let a unit take samples again")
+    for command in (drain, uncordon):
+        command.add_argument("unit", help="name of the unit")
+    for command in (units, drain, uncordon):
+        command.add_argument("--namespace", help="name of the session (default: of the configuration)")
     return parser
 
 
@@ -167,15 +181,7 @@ def status(arguments: argparse.Namespace) -> int:
         return 0
     print(f"TransferQueue {summary['version']}, process {summary['pid']}, up {summary['uptime_s']} s, ", end="")
     print(f"{summary['clients']} clients")
-    for unit in summary["units"]:
-        limit = f" of {unit['memory_limit_bytes']:,}" if unit["memory_limit_bytes"] else ""
-        print(
-            f"  {unit['unit_id']:<10} {unit['state']:<8} {unit['memory_used_bytes']:>16,}{limit} bytes in memory, ",
-            end="",
-        )
-        print(f"{unit['samples']} samples, {unit['cells']} cells")
-        if unit["disk_cells"] or unit["written_cells"] or unit["spilled_cells"]:
-            print(_on_disk(unit))
+    _print_units(summary["units"])
     for part in summary["partitions"]:
         consumed = ", ".join(f"{task} {n}" for task, n in part["consumed"].items()) or "nothing"
         fields = ", ".join(part["fields"])
@@ -190,6 +196,59 @@ def status(arguments: argparse.Namespace) -> int:
 
 
 _FEW = 5  # of a long list
+
+
+def _print_units(units: list[dict[str, Any]]) -> None:
+    for unit in units:
+        limit = f" of {unit['memory_limit_bytes']:,}" if unit["memory_limit_bytes"] else ""
+        print(
+            f"  {unit['unit_id']:<10} {unit['state']:<8} {unit['memory_used_bytes']:>16,}{limit} bytes in memory, ",
+            end="",
+        )
+        print(f"{unit['samples']} samples, {unit['cells']} cells")
+        if unit["disk_cells"] or unit["written_cells"] or unit["spilled_cells"]:
+            print(_on_disk(unit))
+
+
+def units(arguments: argparse.Namespace) -> int:
+    """Print the units of the session of this host."""
+    _session.open_session(_conf(arguments), "attach")
+    _print_units(_summary()["units"])
+    return 0
+
+
+def drain(arguments: argparse.Namespace) -> int:
+    """Begin to drain a unit, and with ``--watch`` wait until that has ended."""
+    from transfer_queue import _drain
+
+    _session.open_session(_conf(arguments), "attach")
+    job = _drain.drain(
+        arguments.unit,
+        rate_bytes_per_s=arguments.rate_bytes_per_s,
+        deadline_s=arguments.deadline_s,
+        dry_run=arguments.dry_run,
+        progress=arguments.watch and sys.stderr.isatty(),
+    )
+    status = job.wait() if arguments.watch else job.status()
+    of = sum(tier.bytes_total for tier in (status.memory, status.disk))
+    moved = sum(tier.bytes_moved for tier in (status.memory, status.disk))
+    cells = f"{status.cells_moved} of {status.cells_total} cells, {moved:,} of {of:,} bytes moved"
+    print(f"job {status.job_id}: unit {status.unit_id} {status.state}, {cells}{status.error and f': {status.error}'}")
+    for reason, count in status.blocked.items():
+        print(f"  {reason}: {count}")
+    for cell in status.failed:
+        print(f"  stays: partition {cell.partition!r}, {cell.key!r}, field {cell.field!r}: {cell.reason}")
+    return 0 if not status.done or status.state == "SUCCEEDED" else 2
+
+
+def uncordon(arguments: argparse.Namespace) -> int:
+    """Let a unit take samples again."""
+    from transfer_queue import _drain
+
+    _session.open_session(_conf(arguments), "attach")
+    _drain.uncordon(arguments.unit)
+    print(f"unit {arguments.unit} takes samples")
+    return 0
 
 
 def _on_disk(unit: dict[str, Any]) -> str:
@@ -208,7 +267,8 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.command == "serve":
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
-        return {"serve": serve, "status": status}[arguments.command](arguments)
+        commands = {"serve": serve, "status": status, "units": units, "drain": drain, "uncordon": uncordon}
+        return commands[arguments.command](arguments)
     except (TransferQueueError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -131,9 +131,10 @@ def render(body: bytes, ssd_offload: bool = False) -> bytes:
         body: core/wire.MetricsReply.
         ssd_offload: whether units keep values on disk.
     """
-    uptime, resident, allocated, reusable, requests, partitions, units, queues, bounds, *_ = decode(body)
+    uptime, resident, allocated, reusable, requests, partitions, units, queues, bounds, moves, *_ = decode(body)
     text = _Text(decode_ints(bounds))
     _controller(text, uptime / _SECOND, resident, queues)
+    _moves(text, moves)
     _partitions(text, partitions or [])
     text.add(
         "gauge", "tq_global_index_allocated_total", "Sample indexes in use, reserved ones included.", [((), allocated)]
@@ -164,6 +165,15 @@ def _controller(text: _Text, uptime: float, resident: int, queues: list[int]) ->
         ("waiting_jobs", "Calls of Python functions that no thread has taken yet.", jobs),
     ):
         text.add("gauge", f"tq_controller_{name}", description, [((), value)])
+
+
+def _moves(text: _Text, moves: list[int]) -> None:
+    for name, description, value in zip(("samples", "cells", "bytes"), _MOVES, moves, strict=False):
+        text.add("counter", f"tq_moved_{name}_total", description, [((), value)])
+    text.add("gauge", "tq_drains", "Jobs that move everything off a unit.", [((), moves[3])])
+
+
+_MOVES = ("Samples that have moved from one unit to another.", "Their cells.", "The payload of these.")
 
 
 def _partitions(text: _Text, rows: list[list[Any]]) -> None:

@@ -60,3 +60,8 @@ class Op(IntEnum):
     REACH_UNIT = 51
     UNIT_TICKET = 52
     UNIT_SETTLE = 53
+    DRAIN = 54
+    UNCORDON = 55
+    JOB = 56
+    MOVE = 57
+    REBALANCE = 58

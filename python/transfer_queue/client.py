@@ -24,7 +24,8 @@ class UnitInfo(NamedTuple):
 
     Attributes:
         unit_id: name of the unit.
-        state: ``"ACTIVE"``.
+        state: ``"ACTIVE"``; ``"DRAINING"`` while `drain` moves everything off it, ``"DRAINED"`` when it holds nothing,
+            ``"CORDONED"`` when a drain has ended before that; ``"UNAVAILABLE"`` when it cannot be reached.
         host: name of the host it runs on.
         memory_used_bytes: payload of cells and reservations, also of cleared cells that a reader still holds, and of
             values on their way to and from disk.

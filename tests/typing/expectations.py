@@ -21,6 +21,11 @@ def session() -> None:
     assert_type(tq.list_units(), list[UnitInfo])
     assert_type(tq.list_units()[0].memory_used_bytes, int)
     assert_type(tq.get_metrics_endpoint(), str | None)
+    assert_type(tq.drain("a", targets=["b"], deadline_s=1.5, tier_policy="disk"), tq.DrainJob)
+    assert_type(tq.drain("a").wait(timeout=1), tq.DrainStatus)
+    assert_type(tq.rebalance()[0].bytes, int)
+    tq.uncordon("a")
+    tq.move(["a"], "p", "unit")  # type: ignore[call-arg]
     assert_type(tq.__version__, str)
     tq.close()
     tq.init(sampler=1)  # type: ignore[call-arg]

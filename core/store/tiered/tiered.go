@@ -150,8 +150,8 @@ type staged struct {
 // StageOnDisk implements store.DiskStager. Nothing has to move for it.
 func (s *Store) StageOnDisk(partition string, columns []schema.Column) (store.Staged, error) {
 	tx, err := s.Table.StageOnDisk(partition, columns)
-	if err != nil || s.opts.MemoryLimit == 0 {
-		return tx, err
+	if err != nil {
+		return nil, err
 	}
 	return &staged{tx, s}, nil
 }

@@ -1,0 +1,271 @@
+//go:build go1.25
+
+package controller_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"transferqueue/core/internal/vfs"
+	"transferqueue/core/journal"
+	"transferqueue/core/tqerr"
+	"transferqueue/core/transport/memnet"
+	"transferqueue/core/unit"
+	"transferqueue/core/wire"
+)
+
+// The controller dies at each write to a file while a unit is drained, alone or with its units. The next one goes on: nothing is
+// lost or there twice, and the unit becomes empty.
+func TestTheControllerDiesDuringADrain(t *testing.T) {
+	for name, o := range map[string]setup{
+		"units live on":     {remote: true, journal: journal.Relaxed},
+		"units die too":     {durable: true, journal: journal.Relaxed},
+		"power is lost":     {durable: true, journal: journal.Strict},
+		"units, power lost": {remote: true, journal: journal.Strict},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o.units = 3
+			at, died := 1, true
+			for ; died; at += stride() {
+				within(t, o, func(t *testing.T, s *system) { died = s.dieDraining(t, at, o.journal == journal.Strict) })
+			}
+			require.Greater(t, at, 3)
+		})
+	}
+}
+
+func (s *system) dieDraining(t *testing.T, at int, power bool) (died bool) {
+	u := s.user()
+	keys := keysOf(9)
+	for i, key := range keys {
+		u.put(s.rows(narrow, []string{key}, int64(i)))
+	}
+	s.mortal.doom(power, uint64(at))
+	s.mortal.dieAfter(at)
+	r := drainOf("unit-1")
+	r.MaxBytes, r.MaxSlots = 1, 2 // each sample moves alone
+	p := u.begin(wire.OpDrain, r, time.Hour)
+	select {
+	case <-s.mortal.died:
+		died = true
+	case <-time.After(time.Minute):
+		require.NoError(t, p.wait().Err)
+		s.mortal.die()
+	}
+	synctest.Wait()
+	s.restart()
+	u = s.user()
+	if u.state("unit-1") == "ACTIVE" { // it has died before the job was written down
+		require.True(t, died)
+		require.Equal(t, "SUCCEEDED", u.drained(r).State)
+	}
+	end := u.job(wire.JobRequest{Job: 1, Wait: true})
+	require.Equal(t, "SUCCEEDED", end.State, "write %d: %s", at, end.Err)
+	require.Equal(t, "DRAINED", u.state("unit-1"))
+	require.Zero(t, s.held(1), "write %d", at)
+	require.EqualValues(t, len(keys), s.stats().Cells, "write %d", at)
+	require.Equal(t, []int64{0, 1, 2, 3, 4, 5, 6, 7, 8}, u.values(keys...), "write %d", at)
+	var lost wire.LostReply
+	u.ask(wire.OpLost, &wire.LostRequest{}, &lost)
+	require.Empty(t, lost.Cells, "write %d", at)
+	s.mortal.dieAfter(0)
+	s.restart()
+	u = s.user()
+	require.Equal(t, "DRAINED", u.state("unit-1"), "write %d", at)
+	require.Equal(t, "SUCCEEDED", u.job(wire.JobRequest{Job: 1}).State)
+	u.uncordon("unit-1")
+	s.restart()
+	u = s.user()
+	require.Equal(t, "ACTIVE", u.state("unit-1"), "write %d", at)
+	require.Equal(t, []int64{0, 1, 2, 3, 4, 5, 6, 7, 8}, u.values(keys...), "write %d", at)
+	time.Sleep(2 * time.Minute) // nobody is awaited any more
+	return died
+}
+
+// A unit dies at each message of a drain. When it is the one that is drained, the job has failed and says why, and what has not moved
+// is lost, and no more; when it is another one, its samples move elsewhere, and nothing of the source is lost.
+func TestAUnitDiesDuringADrain(t *testing.T) {
+	for victim, name := range []string{"another", "the source"} {
+		for _, when := range []memnet.Action{memnet.CutBefore, memnet.CutAfter} {
+			t.Run(name+map[memnet.Action]string{memnet.CutBefore: "/before", memnet.CutAfter: "/after"}[when], func(t *testing.T) {
+				step := 0
+				for hit := true; hit; step += stride() {
+					within(t, setup{units: 3, remote: true}, func(t *testing.T, s *system) { hit = s.killDraining(t, victim, when, step) })
+				}
+				require.Greater(t, step, 5)
+			})
+		}
+	}
+}
+
+func (s *system) killDraining(t *testing.T, victim int, when memnet.Action, step int) (hit bool) {
+	u := s.user()
+	keys := keysOf(9)
+	for i, key := range keys {
+		u.put(s.rows(narrow, []string{key}, int64(i)))
+	}
+	synctest.Wait()
+	if victim == 0 { // only what the source has is looked at
+		for _, key := range keys {
+			if s.lies(u, key) == 0 {
+				u.clear(key)
+			}
+		}
+		keys = u.keys()
+	}
+	seen := 0
+	remove := s.hosts[victim].net.Inject(memnet.Fault{Do: when, When: func(uint64, *wire.Request) bool {
+		seen++
+		hit = hit || seen == step+1
+		return seen == step+1
+	}})
+	r := drainOf("unit-1")
+	r.MaxBytes, r.MaxSlots = 1, 2
+	var job wire.JobReply
+	if err := u.try(wire.OpDrain, r, &job); err != nil {
+		require.Equal(t, tqerr.Unavailable, tqerr.CodeOf(err), err)
+		require.Equal(t, 1, victim)
+		remove()
+		s.kill(victim)
+		return true
+	}
+	end := u.job(wire.JobRequest{Job: job.Job, Wait: true})
+	synctest.Wait()
+	remove()
+	if hit {
+		s.kill(victim)
+		synctest.Wait()
+	}
+	if victim == 1 && hit {
+		if end.State != "SUCCEEDED" { // else it has died when it was empty
+			require.Equal(t, "FAILED", end.State)
+			require.Contains(t, end.Err, "SOURCE_LOST")
+		}
+		for _, key := range keys {
+			got, err := u.tryGet(&wire.GetRequest{Partition: "p", Keys: []string{key}}, 0)
+			if err == nil {
+				require.Equal(t, []int64{int64(key[1] - '0')}, got.ints["x"][0][:1])
+				continue
+			}
+			require.Equal(t, tqerr.Unavailable, tqerr.CodeOf(err), "%s: %v", key, err)
+			require.NotEqual(t, "SUCCEEDED", end.State)
+		}
+		return hit
+	}
+	require.Equal(t, "SUCCEEDED", end.State, end.Err)
+	require.Zero(t, s.held(1))
+	for _, key := range keys {
+		got, err := u.tryGet(&wire.GetRequest{Partition: "p", Keys: []string{key}}, 0)
+		if err == nil {
+			require.Equal(t, []int64{int64(key[1] - '0')}, got.ints["x"][0][:1])
+			continue
+		}
+		require.Equal(t, tqerr.Unavailable, tqerr.CodeOf(err), "%s: %v", key, err)
+		require.True(t, hit)
+	}
+	return hit
+}
+
+// lies tells on which unit a key's sample is.
+func (s *system) lies(u *user, key string) int {
+	before := make([]int64, len(s.units))
+	for i := range before {
+		before[i] = s.units[i].Stats().Cells
+	}
+	b := s.rows(narrow, []string{key}, 77)
+	b.Fields = wire.Strings{"where"}
+	u.put(b)
+	synctest.Wait()
+	at := -1
+	for i := range before {
+		if s.units[i].Stats().Cells > before[i] {
+			at = i
+		}
+	}
+	u.ask(wire.OpClear, &wire.ClearRequest{Partition: "p", Keys: []string{key}, Fields: wire.Strings{"where"}}, nil)
+	synctest.Wait()
+	return at
+}
+
+// spoiling is a disk that gives other bytes than were written for one value.
+type spoiling struct {
+	vfs.Disk
+	value int64
+	reads atomic.Int64
+}
+
+func (d *spoiling) Create(name string) (vfs.DiskFile, error) {
+	f, err := d.Disk.Create(name)
+	return spoiledFile{f, d}, err
+}
+
+type spoiledFile struct {
+	vfs.DiskFile
+	d *spoiling
+}
+
+func (f spoiledFile) ReadAt(p []byte, off int64) (int, error) {
+	n, err := f.DiskFile.ReadAt(p, off)
+	pattern := binary.NativeEndian.AppendUint64(nil, uint64(f.d.value))
+	if at := bytes.Index(p[:n], append(pattern, pattern...)); at >= 0 {
+		f.d.reads.Add(1)
+		p[at] ^= 1
+	}
+	return n, err
+}
+
+// A value whose bytes on disk are damaged stays with its sample and is named, after as many tries as were asked for. Everything else
+// moves, and the unit is neither drained nor taken in again.
+func TestADrainLeavesWhatIsDamaged(t *testing.T) {
+	const bad = 0x0123456789abcdef
+	for _, attempts := range []int{1, 3} {
+		broken := &spoiling{Disk: vfs.OSDisk{}, value: bad}
+		with(t, setup{units: 2, disk: (unit.Disk{Threshold: 4000}).OnDisk(broken)}, func(t *testing.T, s *system) {
+			u := s.user()
+			for i := range 12 {
+				value := int64(i)
+				if i == 5 {
+					value = bad
+				}
+				b := s.rows(wide, []string{fmt.Sprint("k", i)}, value)
+				b.Fields, b.columns = append(b.Fields, "y"), append(b.columns, s.same(narrow, int64(i)))
+				u.put(b)
+			}
+			at := s.lies(u, "k5")
+			name := fmt.Sprint("unit-", at)
+			broken.reads.Store(0)
+			r := drainOf(name)
+			r.Attempts = attempts
+			end := u.drained(r)
+			require.Equal(t, "PARTIAL", end.State)
+			require.EqualValues(t, attempts, broken.reads.Load(), "tries")
+			require.Len(t, end.Cells, 2)
+			require.EqualValues(t, 2, end.Failed)
+			for i, field := range []string{"x", "y"} {
+				c := end.Cells[i]
+				require.Equal(t, []any{"p", "k5", true, field, attempts}, []any{c.Partition, c.Key, c.Keyed, c.Field, c.Attempts})
+			}
+			require.Contains(t, end.Cells[0].Reason, "checksum")
+			require.Contains(t, end.Cells[1].Reason, "another field of the sample could not be moved: x")
+			require.Equal(t, "CORDONED", u.state(name))
+			require.EqualValues(t, 2, s.held(at).Cells)
+			for i := range 12 {
+				got, err := u.tryGet(&wire.GetRequest{Partition: "p", Keys: []string{fmt.Sprint("k", i)}, Fields: []string{"y"}}, 0)
+				require.NoError(t, err)
+				require.EqualValues(t, i, got.ints["y"][0][0])
+			}
+			u.put(s.rows(wide, []string{"k5"}, 5)) // which mends it
+			require.Equal(t, "SUCCEEDED", u.drained(r).State)
+			for i := range 12 {
+				require.Equal(t, []int64{int64(i)}, u.values(fmt.Sprint("k", i)))
+			}
+		})
+	}
+}

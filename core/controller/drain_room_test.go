@@ -1,0 +1,177 @@
+//go:build go1.25
+
+package controller_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"transferqueue/core/internal/vfs"
+	"transferqueue/core/tqerr"
+	"transferqueue/core/unit"
+	"transferqueue/core/wire"
+)
+
+// Memory of source and target is full of small values and their disks hold the rest, one of which is larger than memory: everything
+// moves, beside what spills to make room, and no limit is passed at any moment.
+func TestADrainOfFullMemory(t *testing.T) {
+	disk := &unit.Disk{Threshold: 1 << 20, HighWatermark: 0.9, LowWatermark: 0.5}
+	with(t, setup{units: 2, limit: roomLimit, putWait: time.Minute, disk: disk}, func(t *testing.T, s *system) {
+		u := s.user()
+		for i := range 24 {
+			u.put(s.rows(wide, []string{fmt.Sprint("k", i)}, int64(i)))
+		}
+		u.put(s.rows(20*wide, []string{"large"}, 99))
+		synctest.Wait()
+		stop, over := make(chan struct{}), atomic.Int64{}
+		go func() {
+			for {
+				select {
+				case <-stop:
+					return
+				case <-time.After(10 * time.Microsecond):
+				}
+				for _, unit := range s.units {
+					st := unit.Stats()
+					over.Store(max(over.Load(), st.MemoryUsed+st.Staging-roomLimit))
+				}
+			}
+		}()
+		for i, name := range []string{"unit-0", "unit-1"} {
+			end := u.drained(drainOf(name))
+			require.Equal(t, "SUCCEEDED", end.State, end.Err)
+			require.Zero(t, s.held(i))
+			for i := range 24 {
+				require.Equal(t, []int64{int64(i)}, u.values(fmt.Sprint("k", i)))
+			}
+			require.Equal(t, []int64{99}, u.values("large"))
+			u.uncordon(name)
+		}
+		close(stop)
+		require.Zero(t, over.Load())
+	})
+}
+
+// diskOf is the disk of unit i, a failing one for the first.
+func diskOf(t *testing.T, i int, failing vfs.Disk) *unit.Disk {
+	d := unit.Disk{
+		Path: t.TempDir(), Run: "run", Unit: fmt.Sprint("unit-", i), Threshold: 8000, HighWatermark: 0.9, LowWatermark: 0.7,
+	}
+	if i > 0 {
+		return &d
+	}
+	folder := filepath.Join(d.Path, "transfer_queue_ssd_offload", d.Run, d.Unit)
+	require.NoError(t, os.MkdirAll(folder, 0o700))
+	return d.OnDisk(failing)
+}
+
+// A disk that takes nothing any more is no target: what goes to disk goes to another unit.
+func TestADrainAvoidsABrokenDisk(t *testing.T) {
+	broken := &vfs.FailingDisk{Disk: vfs.OSDisk{}, At: -1, Only: "write", Forever: true, Err: tqerr.New(tqerr.IO, "broken")}
+	for _, remote := range []bool{false, true} {
+		broken.Heal()
+		within(t, setup{units: 3, remote: remote, diskFor: func(i int) *unit.Disk { return diskOf(t, i, broken) }}, func(t *testing.T, s *system) {
+			u := s.user()
+			keys, widths := s.tiers(u, 28)
+			synctest.Wait()
+			before := s.units[1].Counters()
+			broken.FailNext(0)
+			broken.Forever = true
+			end := u.drained(drainOf("unit-1"))
+			require.True(t, broken.Failed())
+			require.Equal(t, "SUCCEEDED", end.State, end.Err)
+			require.Equal(t, before.DiskCells, end.Disk.CellsMoved)
+			broken.Heal()
+			s.requireAll(u, keys, widths)
+		})
+	}
+}
+
+// Values that several samples share are moved and stored once.
+func TestADrainKeepsWhatIsShared(t *testing.T) {
+	with(t, setup{units: 2, disk: &unit.Disk{Threshold: 8000}}, func(t *testing.T, s *system) {
+		u := s.user()
+		keys := keysOf(12)
+		values := make([]int64, len(keys))
+		for i := range values {
+			values[i] = int64(i % 3)
+		}
+		u.put(s.alike(wide, keys, values...))
+		small := s.alike(narrow, keys, values...)
+		small.Fields, small.Dedup = wire.Strings{"n"}, wire.Strings{"n"}
+		u.put(small)
+		synctest.Wait()
+		memory, disk := s.stats().MemoryUsed, s.stats().DiskUsed
+		require.EqualValues(t, 3*wideBytes, disk)
+		for _, name := range []string{"unit-0", "unit-1"} {
+			if u.state(name) != "ACTIVE" {
+				continue
+			}
+			require.Equal(t, "SUCCEEDED", u.drained(drainOf(name)).State)
+			require.Equal(t, []int64{memory, disk}, []int64{s.stats().MemoryUsed, s.stats().DiskUsed})
+			require.Equal(t, values, u.values(keys...))
+			u.uncordon(name)
+		}
+	})
+}
+
+// Slow updates of some samples keep these from moving, and nobody else; those who wait get their turn.
+func TestADrainWaitsForSlowWriters(t *testing.T) {
+	with(t, setup{units: 2}, func(t *testing.T, s *system) {
+		u := s.user()
+		for i := range 8 {
+			u.put(s.rows(narrow, []string{fmt.Sprint("k", i)}, int64(i)))
+		}
+		var slow []*pending
+		for i := range 8 {
+			b := s.add(narrow, []string{fmt.Sprint("k", i)}, 100)
+			b.Merge, b.Callable = "", []byte("sum")
+			if i < 4 {
+				slow = append(slow, s.user().beginPut(b))
+			}
+		}
+		job := u.drain(drainOf("unit-0")).Job
+		time.Sleep(time.Second)
+		status := u.job(wire.JobRequest{Job: job})
+		require.Equal(t, "RUNNING", status.State)
+		require.Equal(t, "WRITING", status.Blocked[0].Reason)
+		for i := 4; i < 8; i++ { // they have moved, or are where they were
+			u.put(s.add(narrow, []string{fmt.Sprint("k", i)}, 1000))
+		}
+		s.python(sums)
+		for _, p := range slow {
+			require.NoError(t, p.wait().Err)
+		}
+		require.Equal(t, "SUCCEEDED", u.job(wire.JobRequest{Job: job, Wait: true}).State)
+		require.Equal(t, []int64{100, 101, 102, 103, 1004, 1005, 1006, 1007}, u.values(keysOf(8)...))
+		require.Zero(t, s.held(0))
+	})
+}
+
+// A session that closes while a unit is drained does so at once.
+func TestAServerClosesDuringADrain(t *testing.T) {
+	with(t, setup{units: 2}, func(t *testing.T, s *system) {
+		u := s.user()
+		for i := range 8 {
+			u.put(s.rows(wide, []string{fmt.Sprint("k", i)}, int64(i)))
+		}
+		r := drainOf("unit-0")
+		r.Rate = 1000
+		u.drain(r)
+		wait := u.begin(wire.OpJob, &wire.JobRequest{Job: 1, Wait: true}, time.Hour)
+		time.Sleep(time.Second)
+		begun := time.Now()
+		s.server.Close()
+		require.Less(t, time.Since(begun), time.Second)
+		require.Equal(t, tqerr.Unavailable, tqerr.CodeOf(wait.wait().Err))
+		s.closed = true
+		require.Zero(t, s.stats().Leases+s.stats().Staged)
+	})
+}

@@ -1,0 +1,326 @@
+//go:build go1.25
+
+package drain
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"transferqueue/core/catalog"
+	"transferqueue/core/internal/leaktest"
+	"transferqueue/core/schema"
+	"transferqueue/core/tqerr"
+)
+
+const each = 1000 // bytes of a cell of a table
+
+// table is samples of one cell each on a unit, and what becomes of them.
+type table struct {
+	mu      sync.Mutex
+	there   []int64 // ascending
+	lists   int
+	moves   map[int64]int
+	most    int           // samples of one batch
+	takes   time.Duration // of a batch
+	leases  int64
+	full    bool
+	busy    map[int64]bool
+	bad     map[int64]bool
+	lost    error
+	freed   chan struct{}
+	ends    []Status
+	running int
+	side    int // most batches at a time
+}
+
+func newTable(n int) *table {
+	t := &table{moves: map[int64]int{}, busy: map[int64]bool{}, bad: map[int64]bool{}, freed: make(chan struct{})}
+	for i := range n {
+		t.there = append(t.there, int64(i))
+	}
+	return t
+}
+
+// cursors are those of a walk over a catalog, by how many samples lie before.
+var cursors = func() (list []catalog.Cursor) {
+	c := catalog.New(catalog.Options{})
+	c.AddUnit(0, "")
+	units := make([]uint32, 4096)
+	if _, err := c.Apply(&catalog.Write{Partition: "p", Insert: len(units)}, units); err != nil {
+		panic(err)
+	}
+	for at, end := (catalog.Cursor{}), false; !end; {
+		list = append(list, at)
+		_, _, at, end = c.Residents(0, at, 1)
+	}
+	return list
+}()
+
+func (t *table) List(from catalog.Cursor, most int) (b Batch, next catalog.Cursor, end bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.lists++
+	b.Partition = "p"
+	at, _ := slices.BinarySearch(t.there, int64(slices.Index(cursors, from)))
+	for ; at < len(t.there) && len(b.Samples) < most; at++ {
+		b.Samples = append(b.Samples, schema.Sample{Index: t.there[at], Generation: 1})
+	}
+	if at == len(t.there) {
+		return b, from, true
+	}
+	return b, cursors[t.there[at]], false
+}
+
+func (t *table) Move(ctx context.Context, b *Batch, limit int64) (m Moved, err error) {
+	t.mu.Lock()
+	t.running++
+	t.side = max(t.side, t.running)
+	takes := t.takes
+	t.mu.Unlock()
+	defer func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.running--
+	}()
+	if sleep(ctx, takes) != nil {
+		return Moved{Left: b.Samples}, ctx.Err()
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.most = max(t.most, len(b.Samples))
+	if t.lost != nil {
+		return Moved{Left: b.Samples}, &LostError{t.lost}
+	}
+	if t.full {
+		return Moved{Left: b.Samples}, tqerr.New(tqerr.ResourceExhausted, "full")
+	}
+	for i, s := range b.Samples {
+		switch {
+		case i > 0 && limit < each:
+			m.Left = append(m.Left, b.Samples[i:]...)
+			return m, nil
+		case t.busy[s.Index] && !b.Wait:
+			m.Busy++
+			continue
+		case t.bad[s.Index]:
+			t.moves[s.Index]++
+			m.Left = append(m.Left, b.Samples[i:]...)
+			return m, &CellError{Partition: "p", Field: "x", Sample: s, Fields: []string{"x"}, Cause: errors.New("bad")}
+		}
+		at, has := slices.BinarySearch(t.there, s.Index)
+		if !has {
+			m.Samples++
+			continue
+		}
+		t.there = slices.Delete(t.there, at, at+1)
+		t.moves[s.Index]++
+		m.Samples++
+		m.Cells[Memory]++
+		m.Bytes[Memory] += each
+		limit -= each
+	}
+	return m, nil
+}
+
+func (t *table) Held(context.Context, bool) (Held, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := int64(len(t.there))
+	h := Held{Samples: n, Leases: t.leases}
+	h.Cells[Memory], h.Bytes[Memory] = n, n*each
+	return h, nil
+}
+
+func (t *table) Freed() <-chan struct{} { return t.freed }
+
+func (t *table) End(s Status) error {
+	t.ends = append(t.ends, s)
+	return nil
+}
+
+var usual = Options{Slots: 4, Inflight: 1 << 20, Attempts: 3}
+
+// run lets a job run to its end, while the counts add up at every look.
+func run(t *testing.T, s *table, o Options, meanwhile func(j *Job)) Status {
+	t.Helper()
+	held, err := s.Held(t.Context(), false)
+	require.NoError(t, err)
+	j := New(s, o, &held)
+	require.Equal(t, Pending, j.Status().State)
+	j.Start(t.Context())
+	if meanwhile != nil {
+		meanwhile(j)
+	}
+	for ended := false; !ended; {
+		select {
+		case <-j.Done():
+			ended = true
+		case <-time.After(10 * time.Millisecond):
+		}
+		st := j.Status()
+		require.Equal(t, st.Total.cells(), st.Moved.cells()+st.Dropped+st.Failed+st.Remain, "%+v", st)
+	}
+	require.Len(t, s.ends, 1)
+	require.True(t, j.Status().State.Final())
+	return j.Status()
+}
+
+func within(t *testing.T, test func(t *testing.T)) {
+	leaktest.Check(t)
+	synctest.Test(t, test)
+}
+
+func TestEverythingMovesOnce(t *testing.T) {
+	within(t, func(t *testing.T) {
+		s := newTable(2000)
+		end := run(t, s, usual, nil)
+		require.Equal(t, Succeeded, end.State)
+		require.EqualValues(t, 2000, end.Moved.cells())
+		require.EqualValues(t, 2000*each, end.Moved.bytes())
+		for i, n := range s.moves {
+			require.Equal(t, 1, n, "sample %d", i)
+		}
+		require.LessOrEqual(t, s.most, batchSamples)
+		require.LessOrEqual(t, s.side, usual.Slots)
+		require.Less(t, s.lists, 2000/batchSamples+4, "it looks at no sample twice")
+	})
+}
+
+func TestTheRateHolds(t *testing.T) {
+	within(t, func(t *testing.T) {
+		o := usual
+		o.Rate = 100 * each
+		end := run(t, newTable(1000), o, nil)
+		require.Equal(t, Succeeded, end.State)
+		require.InDelta(t, 10, end.Elapsed.Seconds(), 1)
+	})
+}
+
+func TestTimeIsOver(t *testing.T) {
+	within(t, func(t *testing.T) {
+		s := newTable(1000)
+		o := usual
+		o.Rate, o.Deadline = 100*each, 3*time.Second
+		end := run(t, s, o, nil)
+		require.Equal(t, Partial, end.State)
+		require.Equal(t, 3*time.Second, end.Elapsed)
+		require.InDelta(t, 300, end.Moved.cells(), 30)
+		require.EqualValues(t, len(s.there), end.Remain)
+		require.Contains(t, end.Err, "3s")
+	})
+}
+
+func TestCancelEndsABatchThatIsUnderWay(t *testing.T) {
+	within(t, func(t *testing.T) {
+		s := newTable(10)
+		s.takes = time.Hour
+		end := run(t, s, usual, func(j *Job) {
+			time.Sleep(time.Second)
+			require.Equal(t, Running, j.Status().State)
+			j.Cancel()
+			require.Equal(t, Cancelling, j.Status().State)
+		})
+		require.Equal(t, Cancelled, end.State)
+		require.Equal(t, time.Second, end.Elapsed)
+		require.EqualValues(t, 10, end.Remain)
+	})
+}
+
+func TestWhatIsBadIsTriedSoOften(t *testing.T) {
+	within(t, func(t *testing.T) {
+		s := newTable(300)
+		s.bad[7], s.bad[270] = true, true
+		end := run(t, s, usual, nil)
+		require.Equal(t, Partial, end.State)
+		require.Equal(t, []int64{7, 270}, s.there)
+		require.Equal(t, []int{3, 3}, []int{s.moves[7], s.moves[270]})
+		require.Len(t, end.Cells, 2)
+		require.Equal(t, FailedCell{Partition: "p", Field: "x", Sample: schema.Sample{Index: 7, Generation: 1}, Attempts: 3, Reason: "bad"}, end.Cells[0])
+		require.EqualValues(t, 2, end.Failed)
+		require.Zero(t, end.Remain)
+	})
+}
+
+func TestAFullSessionIsAskedSeldom(t *testing.T) {
+	within(t, func(t *testing.T) {
+		s := newTable(300)
+		s.full = true
+		end := run(t, s, usual, func(j *Job) {
+			time.Sleep(time.Minute)
+			st := j.Status()
+			require.Equal(t, map[string]int64{NoCapacity: 300}, st.Blocked)
+			require.Less(t, st.Attempts, int64(200))
+			s.mu.Lock()
+			s.full = false
+			close(s.freed)
+			s.mu.Unlock()
+		})
+		require.Equal(t, Succeeded, end.State)
+		require.Less(t, end.Elapsed, 62*time.Second)
+	})
+}
+
+func TestSlowWritersAreWaitedForLast(t *testing.T) {
+	within(t, func(t *testing.T) {
+		s := newTable(300)
+		s.busy[3], s.busy[4] = true, true
+		end := run(t, s, usual, nil)
+		require.Equal(t, Succeeded, end.State)
+		require.Equal(t, []int{1, 1}, []int{s.moves[3], s.moves[4]})
+	})
+}
+
+func TestReadersAreWaitedFor(t *testing.T) {
+	within(t, func(t *testing.T) {
+		s := newTable(3)
+		s.leases = 2
+		end := run(t, s, usual, func(j *Job) {
+			time.Sleep(time.Minute)
+			st := j.Status()
+			require.Equal(t, Waiting, st.Phase)
+			require.Equal(t, map[string]int64{Pinned: 2}, st.Blocked)
+			s.mu.Lock()
+			s.leases = 0
+			s.mu.Unlock()
+		})
+		require.Equal(t, Succeeded, end.State)
+	})
+}
+
+func TestTheUnitIsLost(t *testing.T) {
+	within(t, func(t *testing.T) {
+		s := newTable(3)
+		s.lost = errors.New("gone")
+		end := run(t, s, usual, nil)
+		require.Equal(t, Failed, end.State)
+		require.Equal(t, "SOURCE_LOST: gone", end.Err)
+		require.EqualValues(t, 3, end.Remain)
+	})
+}
+
+// Samples that come and go meanwhile are counted as if they had always been there.
+func TestTheWorldChanges(t *testing.T) {
+	within(t, func(t *testing.T) {
+		s := newTable(1000)
+		o := usual
+		o.Rate = 100 * each
+		end := run(t, s, o, func(*Job) {
+			time.Sleep(2 * time.Second)
+			s.mu.Lock()
+			s.there = slices.DeleteFunc(s.there, func(i int64) bool { return i%2 == 0 })
+			s.there = append(s.there, 2000, 2001, 2002)
+			s.mu.Unlock()
+		})
+		require.Equal(t, Succeeded, end.State)
+		require.Zero(t, end.Remain)
+		require.Positive(t, end.Dropped)
+		require.EqualValues(t, len(s.moves), end.Moved.cells())
+	})
+}
