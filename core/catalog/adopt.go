@@ -57,6 +57,7 @@ func (r *Restored) fillUsed(s *State) error {
 			return tqerr.New(tqerr.Corruption, "generations of %d indexes from %d", run.Count, run.From)
 		}
 		end = run.From + run.Count
+		n.everUsed = max(n.everUsed, end)
 		for i := run.From; i < end; i++ {
 			if !n.indexes.Has(i) {
 				*n.generations.at(i) = run.Generation
@@ -94,6 +95,7 @@ func (r *Restored) samples(p *partition, s *PartitionState) error {
 			return badPartition(p.name, "sample %d of generation %d cannot be, or occurs twice", x.Index, x.Generation)
 		}
 		*c.generations.at(x.Index) = x.Generation - 1
+		c.everUsed = max(c.everUsed, x.Index+1)
 		p.owned.Add(x.Index)
 		if k >= len(s.Reserved) {
 			p.active.Add(x.Index)
@@ -310,7 +312,7 @@ func (c *Catalog) Adopted(r *Restored) *Catalog {
 			settle(i)
 		}
 	}
-	n.lineage, n.epoch = c.lineage, c.epoch+1
+	n.lineage, n.epoch, n.everUsed = c.lineage, c.epoch+1, max(n.everUsed, c.everUsed)
 	return n
 }
 

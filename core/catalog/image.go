@@ -107,9 +107,6 @@ func Restore(o Options, m *Image) (*Catalog, error) {
 	if err := r.fillUsed(m.State); err != nil {
 		return nil, err
 	}
-	for _, run := range m.Used {
-		n.everUsed = max(n.everUsed, run.From+run.Count)
-	}
 	n.lineage, n.epoch = m.Lineage, m.Epoch
 	return n, nil
 }

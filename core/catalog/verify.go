@@ -50,6 +50,9 @@ func (c *Catalog) verifyIndexes(p *partition, owners map[int64]string, slots []i
 		if !c.indexes.Has(i) {
 			return fmt.Errorf("index %d is owned and free", i)
 		}
+		if i >= c.everUsed {
+			return fmt.Errorf("index %d is in use, those that ever were end at %d", i, c.everUsed)
+		}
 		if p.active.Has(i) || p.clearing.Has(i) {
 			slots[c.slots.get(i)]++
 		}

@@ -122,6 +122,23 @@ func TestADrainKeepsWhatIsShared(t *testing.T) {
 	})
 }
 
+// What a checkpoint has brought can be drained like anything else.
+func TestADrainAfterALoad(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "c")
+	with(t, setup{units: 2}, func(t *testing.T, s *system) {
+		u := s.user()
+		keys := keysOf(12)
+		for i, key := range keys {
+			u.put(s.rows(narrow, []string{key}, int64(i)))
+		}
+		u.save(dir)
+		u.load(dir)
+		require.Equal(t, "SUCCEEDED", u.drained(drainOf("unit-0")).State)
+		require.Zero(t, s.held(0))
+		require.Equal(t, []int64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, u.values(keys...))
+	})
+}
+
 // Slow updates of some samples keep these from moving, and nobody else; those who wait get their turn.
 func TestADrainWaitsForSlowWriters(t *testing.T) {
 	with(t, setup{units: 2}, func(t *testing.T, s *system) {
