@@ -1,7 +1,9 @@
 package catalog
 
 import (
+	"cmp"
 	"math/bits"
+	"slices"
 
 	"transferqueue/core/schema"
 	"transferqueue/core/tqerr"
@@ -147,7 +149,7 @@ func (c *Catalog) Relocate(partition string, samples []schema.Sample, from, to u
 	return nil
 }
 
-// Chosen returns the samples of keys, nil: all active ones of the partition. Read-only. NotFound names the keys that do not exist.
+// Chosen returns the samples of keys, each once, nil: all active ones of the partition. Read-only. NotFound names the keys that do not exist.
 func (c *Catalog) Chosen(partition string, keys []string) ([]schema.Sample, error) {
 	p, err := c.lookup(partition)
 	if err != nil {
@@ -168,5 +170,6 @@ func (c *Catalog) Chosen(partition string, keys []string) ([]schema.Sample, erro
 	if missing != nil {
 		return nil, keysNotFound(partition, p, missing, fewNames)
 	}
-	return out, nil
+	slices.SortFunc(out, func(a, b schema.Sample) int { return cmp.Compare(a.Index, b.Index) })
+	return slices.Compact(out), nil
 }
