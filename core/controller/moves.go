@@ -178,9 +178,10 @@ func (s *Server) balance(ctx context.Context) (plan []wire.Moved, err error) {
 		if err := n.sync(ctx); err != nil {
 			return nil, err
 		}
-		st := n.Stats()
-		all = append(all, holder{n.Name(), st.MemoryUsed + st.DiskUsed})
-		sum += st.MemoryUsed + st.DiskUsed
+		held := n.Counters()
+		bytes := held.MemoryLogical + held.DiskLogical // as what moves is counted
+		all = append(all, holder{n.Name(), bytes})
+		sum += bytes
 	}
 	if len(all) < 2 {
 		return nil, nil

@@ -87,6 +87,37 @@ func TestARebalance(t *testing.T) {
 	})
 }
 
+// Values that several samples share count for each of them, in what units hold as in what moves.
+func TestARebalanceOfWhatIsShared(t *testing.T) {
+	with(t, setup{units: 2}, func(t *testing.T, s *system) {
+		u := s.user()
+		keys := keysOf(12)
+		u.put(s.alike(wide, keys, make([]int64, len(keys))...))
+		u.move(&wire.MoveRequest{Partition: "p", To: "unit-1"})
+		u.ask(wire.OpRebalance, &wire.RebalanceRequest{}, nil)
+		require.Equal(t, []int64{6, 6}, []int64{s.held(0).Cells, s.held(1).Cells})
+		require.Equal(t, make([]int64, len(keys)), u.values(keys...))
+	})
+}
+
+// A key that is named twice is one sample.
+func TestAMoveOfAKeyTwice(t *testing.T) {
+	with(t, setup{units: 2}, func(t *testing.T, s *system) {
+		u := s.user()
+		u.put(s.rows(wide, []string{"a"}, 1))
+		u.put(s.rows(wide, []string{"b"}, 2))
+		for _, to := range []string{"unit-0", "unit-1"} {
+			var samples int64
+			for _, m := range u.move(&wire.MoveRequest{Partition: "p", Keys: []string{"b", "a", "b", "a"}, To: to}) {
+				samples += m.Samples
+			}
+			require.LessOrEqual(t, samples, int64(2))
+		}
+		require.Equal(t, "SUCCEEDED", u.drained(drainOf("unit-1")).State)
+		require.Equal(t, []int64{1, 2}, u.values("a", "b"))
+	})
+}
+
 // One large sample does not go back and forth.
 func TestARebalanceDoesNotMoveTooMuch(t *testing.T) {
 	with(t, setup{units: 2}, func(t *testing.T, s *system) {
