@@ -158,8 +158,8 @@ def _start(
     dry_run: bool,
     timeout: float | None,
 ) -> Call[DrainStatus]:
-    if isinstance(targets, str):
-        raise WrongTypeError("targets: got a str, want a list of units", "drain")
+    if not isinstance(targets, list | tuple | set | frozenset | None):
+        raise WrongTypeError(f"targets: got {type(targets).__name__}, want a list of units", "drain")
     names = None if targets is None else [checked_name("targets", name) for name in targets]
     if names == []:
         raise InvalidArgumentError("targets: the list is empty", "drain")

@@ -294,6 +294,7 @@ def test_twins_progress_and_bad_input(capfd: pytest.CaptureFixture[str]) -> None
     bad_arguments: list[dict[str, Any]] = [
         {"targets": []},
         {"targets": "unit"},
+        {"targets": 5},
         {"targets": [second]},
         {"targets": ["other"]},
         {"max_slots": 0},
