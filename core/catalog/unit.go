@@ -118,6 +118,14 @@ func (c *Catalog) unit(id uint32) *unit {
 // home returns the unit of an index that is active or clearing.
 func (c *Catalog) home(i int64) *unit { return c.unitOf[c.slots.get(i)] }
 
+// MoreSamples returns how many more samples a unit may have. Read-only.
+func (c *Catalog) MoreSamples(id uint32) int64 {
+	if u := c.unit(id); u != nil {
+		return c.room(u)
+	}
+	return 0
+}
+
 // room returns how many more samples a unit may have.
 func (c *Catalog) room(u *unit) int64 { return max(u.limit-u.samples, 0) }
 

@@ -105,6 +105,21 @@ func TestAUnitDiesDuringADrain(t *testing.T) {
 	}
 }
 
+// A target that is gone is refused by name, also beside one that is not.
+func TestADrainToADeadUnit(t *testing.T) {
+	within(t, setup{units: 3, remote: true}, func(t *testing.T, s *system) {
+		u := s.user()
+		s.kill(2)
+		synctest.Wait()
+		r := drainOf("unit-0")
+		r.Targets = wire.Strings{"unit-1", "unit-2"}
+		err := u.try(wire.OpDrain, r, nil)
+		require.Equal(t, tqerr.Unavailable, tqerr.CodeOf(err), err)
+		require.ErrorContains(t, err, `"unit-2"`)
+		require.Equal(t, "ACTIVE", u.state("unit-0"))
+	})
+}
+
 func (s *system) killDraining(t *testing.T, victim int, when memnet.Action, step int) (hit bool) {
 	u := s.user()
 	keys := keysOf(9)

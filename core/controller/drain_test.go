@@ -220,6 +220,21 @@ func TestADrainWaitsForRoom(t *testing.T) {
 	})
 }
 
+// Units that have as many samples as they may are full too.
+func TestADrainPlansWithTheLimitOfSamples(t *testing.T) {
+	with(t, setup{units: 2, samples: 6}, func(t *testing.T, s *system) {
+		u := s.user()
+		for i := range 6 {
+			u.put(s.rows(narrow, []string{fmt.Sprint("k", i)}, int64(i)))
+		}
+		r := drainOf("unit-0")
+		r.DryRun = true
+		require.Equal(t, []wire.JobBlocked{{Reason: "NO_CAPACITY", Count: 3}}, u.drain(r).Blocked)
+		u.clear(keysOf(6)...)
+		require.Empty(t, u.drain(r).Blocked)
+	})
+}
+
 // A cancelled drain ends soon wherever it is, everything stays readable, and the next one succeeds.
 func TestADrainIsCancelledAtAnyMoment(t *testing.T) {
 	for round := range 8 {

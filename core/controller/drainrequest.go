@@ -83,6 +83,8 @@ func (s *Server) drainableLocked(r *wire.DrainRequest) error {
 			return tqerr.New(tqerr.InvalidArgument, "targets: unit %q is the one to be drained", name)
 		case s.mu.cat.Duty(to.ID()) != catalog.Active:
 			return tqerr.New(tqerr.InvalidState, "targets: unit %q is %s and takes no samples", name, s.mu.cat.Duty(to.ID()))
+		case to.Lost() != nil:
+			return tqerr.Wrap(tqerr.Unavailable, to.Lost(), "targets")
 		}
 	}
 	for _, to := range s.nodes.Load().order {
@@ -103,15 +105,16 @@ func (d *draining) options() drain.Options {
 // dryRun says what would be moved, and whether there is room for it.
 func (d *draining) dryRun(held *drain.Held) (any, error) {
 	reply := d.reply(drain.New(d, d.options(), held).Status())
-	room, need := int64(0), held.Bytes[drain.Memory]+held.Bytes[drain.LocalDisk]
+	room, samples, need := int64(0), int64(0), held.Bytes[drain.Memory]+held.Bytes[drain.LocalDisk]
 	d.s.mu.RLock()
 	defer d.s.mu.RUnlock()
 	for _, n := range d.s.nodes.Load().order {
 		if n.ID() != d.from.ID() && n.Lost() == nil && d.s.mu.cat.Duty(n.ID()) == catalog.Active && (d.targets == nil || slices.Contains(d.targets, n.Name())) {
 			room += min(max(n.Stats().Room(), 0), need)
+			samples += min(d.s.mu.cat.MoreSamples(n.ID()), held.Samples)
 		}
 	}
-	if room < need {
+	if room < need || samples < held.Samples {
 		reply.Blocked = []wire.JobBlocked{{Reason: drain.NoCapacity, Count: held.Samples}}
 	}
 	return reply, nil
