@@ -122,6 +122,31 @@ func TestADrainKeepsWhatIsShared(t *testing.T) {
 	})
 }
 
+// Samples that fit on no unit together move to several, and of those that do not all fit as many as do.
+func TestADrainSplitsWhatIsTooLarge(t *testing.T) {
+	with(t, setup{units: 3, limit: 6 * wideBytes}, func(t *testing.T, s *system) {
+		u := s.user()
+		keys := keysOf(14)
+		for i, key := range keys[:6] {
+			u.put(s.rows(wide, []string{key}, int64(i)))
+		}
+		u.move(&wire.MoveRequest{Partition: "p", To: "unit-0"})
+		for i, key := range keys[6:] {
+			u.put(s.rows(wide, []string{key}, int64(6+i)))
+		}
+		require.Equal(t, []int64{6, 4, 4}, []int64{s.held(0).Cells, s.held(1).Cells, s.held(2).Cells})
+		r := drainOf("unit-0")
+		r.DeadlineMS = 3000
+		end := u.drained(r)
+		require.Equal(t, "PARTIAL", end.State)
+		require.EqualValues(t, 4, end.Memory.CellsMoved)
+		require.Equal(t, []wire.JobBlocked{{Reason: "NO_CAPACITY", Count: 2}}, end.Blocked)
+		u.clear(keys[6], keys[7])
+		require.Equal(t, "SUCCEEDED", u.drained(r).State)
+		require.Equal(t, []int64{0, 1, 2, 3, 4, 5}, u.values(keys[:6]...))
+	})
+}
+
 // What a checkpoint has brought can be drained like anything else.
 func TestADrainAfterALoad(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "c")

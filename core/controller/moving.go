@@ -85,8 +85,8 @@ func (m *mover) move(ctx context.Context, b *drain.Batch, limit int64) (moved dr
 func wholeSample(err error, b *drain.Batch, g *leasedGroup) error {
 	var cell *drain.CellError
 	var gone *drain.LostError
-	switch code := tqerr.CodeOf(err); {
-	case errors.As(err, &gone) || code == tqerr.ResourceExhausted || code == tqerr.CapacityExceeded || code == tqerr.Cancelled:
+	switch {
+	case errors.As(err, &gone) || drain.NoRoom(err) || tqerr.CodeOf(err) == tqerr.Cancelled:
 	case errors.As(err, &cell):
 		cell.Fields = g.Fields
 	case len(b.Samples) == 1:
@@ -208,14 +208,28 @@ func (m *mover) cellError(g *leasedGroup, err error) error {
 	return e
 }
 
-// moveGroup moves the first samples of a group that have limit bytes, at least one, and returns how many.
+// moveGroup moves the first samples of a group that have limit bytes, at least one, and returns how many. Fewer move when there is
+// no room for all of them on any unit.
 func (m *mover) moveGroup(ctx context.Context, g *leasedGroup, limit int64, moved *drain.Moved) (rows int, err error) {
 	if rows = g.rowsOf(limit); rows == 1 && m.atMost > 0 && g.rowBytes(0) > m.atMost {
 		return 0, nil
 	}
-	parts, err := m.plan(ctx, g, rows)
+	for ; rows > 0; rows /= 2 {
+		if err = m.moveRows(ctx, g, rows, moved); !drain.NoRoom(err) {
+			break
+		}
+	}
 	if err != nil {
 		return 0, err
+	}
+	return rows, nil
+}
+
+// moveRows moves the first rows of a group to one unit.
+func (m *mover) moveRows(ctx context.Context, g *leasedGroup, rows int, moved *drain.Moved) error {
+	parts, err := m.plan(ctx, g, rows)
+	if err != nil {
+		return err
 	}
 	defer func() {
 		for _, p := range parts {
@@ -224,19 +238,19 @@ func (m *mover) moveGroup(ctx context.Context, g *leasedGroup, limit int64, move
 	}()
 	targets, err := m.candidates(g, rows, parts)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	for _, to := range targets {
 		var source bool
 		if source, err = m.moveTo(ctx, to, g, rows, parts); err == nil {
 			m.count(rows, parts, moved)
-			return rows, nil
+			return nil
 		}
 		if source || ctx.Err() != nil || m.from.Lost() != nil {
 			break
 		}
 	}
-	return 0, ctxOr(ctx, err)
+	return ctxOr(ctx, err)
 }
 
 // count adds what has moved.

@@ -70,7 +70,7 @@ func (j *Job) learn(ctx context.Context, b *Batch, r *result) error {
 		return ctx.Err()
 	case lost(r.err):
 		return r.err
-	case noRoom(r.err):
+	case NoRoom(r.err):
 		j.walk.left = true
 		j.block(NoCapacity, len(m.Left))
 	case errors.As(r.err, &cell):
@@ -81,7 +81,8 @@ func (j *Job) learn(ctx context.Context, b *Batch, r *result) error {
 	return nil
 }
 
-func noRoom(err error) bool {
+// NoRoom reports that an error says that no unit has room.
+func NoRoom(err error) bool {
 	code := tqerr.CodeOf(err)
 	return code == tqerr.ResourceExhausted || code == tqerr.CapacityExceeded
 }
