@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Iterator
@@ -39,6 +40,13 @@ def conf() -> dict[str, Any]:
 
 @pytest.fixture
 def tq(ray: Any, conf: dict[str, Any]) -> Iterator[Any]:
+    """The package with a session that this process has created."""
+    with opened(ray, conf) as package:
+        yield package
+
+
+@contextlib.contextmanager
+def opened(ray: Any, conf: dict[str, Any]) -> Iterator[Any]:
     """The package with a session that this process has created. Nothing of it may be left afterwards."""
     import transfer_queue
 
@@ -55,9 +63,18 @@ def assert_nothing_left(ray: Any) -> None:
     with pytest.raises(ValueError, match="TransferQueueController"):
         ray.get_actor("TransferQueueController", namespace="transfer_queue")
     assert ray.util.list_named_actors(all_namespaces=True) == []
+    assert not published(), "the address of a session is left"
     until(lambda: not hosts(), f"the processes of the actors end: {hosts()}")
     left = [path.name for path in Path(os.environ["TQ_RUNTIME_DIR"]).iterdir() if path.suffix != ".lock"]
     assert not left, f"files left behind: {left}"
+
+
+def published() -> bytes | None:
+    """The entry of a session in the store of Ray."""
+    from ray.experimental import internal_kv
+
+    entry: bytes | None = internal_kv._internal_kv_get(b"TransferQueueController", namespace=b"transfer_queue")
+    return entry
 
 
 def hosts() -> list[str]:

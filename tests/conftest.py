@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
@@ -35,6 +36,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_unconfigure() -> None:
     """Removes what the whole run shared."""
     shutil.rmtree(_scratch, ignore_errors=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen() -> Iterator[None]:
+    """Keeps what is there before a module's tests, torch and all, out of the many collections that they ask for."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()  # or the end of the program takes it for leaked
 
 
 @pytest.fixture(scope="session")

@@ -59,9 +59,14 @@ class Served:
 
     def end(self) -> None:
         """End all of it."""
-        for process in [*self.units, self.controller]:
-            process.terminate()
-            process.communicate(timeout=20)
+        processes = [*self.units, self.controller]
+        try:
+            for process in processes:
+                process.terminate()
+                process.communicate(timeout=20)
+        finally:
+            for process in processes:
+                process.kill()  # or the next session on these hosts finds one
 
 
 def _serving(host: Host, *arguments: str) -> subprocess.Popen[str]:

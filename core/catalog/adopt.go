@@ -73,7 +73,7 @@ func (r *Restored) partition(s *PartitionState) error {
 	if c.partitions[s.Name] != nil {
 		return badPartition(s.Name, "occurs twice")
 	}
-	p := &partition{name: s.Name, byKey: map[string]int64{}, fields: map[string]*field{}, consumed: map[string]*bitset.Set{}}
+	p := &partition{name: s.Name, fields: map[string]*field{}, consumed: map[string]*bitset.Set{}}
 	c.partitions[p.name], c.order = p, append(c.order, p)
 	for _, step := range []func(*partition, *PartitionState) error{r.samples, r.keysAndTags, r.fields, r.births, r.tasks} {
 		if err := step(p, s); err != nil {
@@ -108,10 +108,10 @@ func (r *Restored) keysAndTags(p *partition, s *PartitionState) error {
 		return badPartition(p.name, "%d keys of %d samples, %d tags of %d", len(s.Keys), len(s.Keyed), len(s.Tags), len(s.Tagged))
 	}
 	for k, i := range s.Keyed {
-		if _, twice := p.byKey[s.Keys[k]]; twice || !p.hasActive(i) || p.keyed.Has(i) {
+		if _, twice := c.find(p, s.Keys[k]); twice || !p.hasActive(i) || p.keyed.Has(i) {
 			return badPartition(p.name, "key %q of sample %d occurs twice or has no sample", s.Keys[k], i)
 		}
-		c.register(p, strings.Clone(s.Keys[k]), i)
+		c.register(p, strings.Clone(s.Keys[k]), hashOf(s.Keys[k]), i)
 	}
 	for k, i := range s.Tagged {
 		if !p.hasActive(i) || !validTags(s.Tags[k]) {

@@ -93,8 +93,9 @@ func (c *Catalog) create(p *partition, pl *plan, w *Write, units []uint32, fresh
 	if w.Samples == nil {
 		indexes = c.draw(p, fresh)
 	}
-	if w.Keys != nil && len(p.byKey) == 0 { // a map that grows moves its keys again and again
-		p.byKey = make(map[string]int64, fresh)
+	if w.Keys != nil {
+		p.byKey.reserve(fresh)
+		p.registered = slices.Grow(p.registered, fresh)
 	}
 	last, home, slot := NoUnit, (*unit)(nil), uint16(0)
 	slots := map[uint32]uint16{}
@@ -121,7 +122,7 @@ func (c *Catalog) create(p *partition, pl *plan, w *Write, units []uint32, fresh
 		home.samples++
 		activated = append(activated, index)
 		if w.Keys != nil {
-			c.register(p, strings.Clone(w.Keys[i]), index)
+			c.register(p, strings.Clone(w.Keys[i]), pl.hashes[i], index)
 		}
 	}
 	if p.active.Count() == 0 { // the stream that was complete is gone with its samples

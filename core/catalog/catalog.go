@@ -91,7 +91,7 @@ type partition struct {
 	clearing     bitset.Set
 	clearingKeys map[string][]int64
 
-	byKey    map[string]int64
+	byKey    keyIndex
 	bindings uint64 // grows whenever byKey changes
 	// registered lists the indexes of keys in registration order, -1 where one was cleared; position of an index is one
 	// more than its place in the list, 0 for an index without a key.
@@ -122,7 +122,6 @@ func (c *Catalog) ensure(name string) *partition {
 	}
 	p := &partition{
 		name:     name,
-		byKey:    map[string]int64{},
 		fields:   map[string]*field{},
 		consumed: map[string]*bitset.Set{},
 	}
@@ -195,8 +194,8 @@ func (c *Catalog) keyOf(p *partition, i int64) (string, bool) {
 }
 
 // register binds a key to an active sample.
-func (c *Catalog) register(p *partition, key string, i int64) {
-	p.byKey[key] = i
+func (c *Catalog) register(p *partition, key string, hash uint64, i int64) {
+	p.byKey.add(hash, i)
 	p.bindings++
 	*c.keys.at(i) = key
 	p.registered = append(p.registered, i)
@@ -206,7 +205,7 @@ func (c *Catalog) register(p *partition, key string, i int64) {
 
 // unregister takes the key of a sample out of every listing. The key itself stays known for errors until the release.
 func (p *partition) unregister(key string, i int64) {
-	delete(p.byKey, key)
+	p.byKey.remove(hashOf(key), i)
 	p.bindings++
 	p.registered[p.position.get(i)-1] = -1
 	p.position.clear(i)
@@ -215,7 +214,7 @@ func (p *partition) unregister(key string, i int64) {
 		p.registered = p.registered[:n-1]
 	}
 	if live := p.keyed.Count(); live == 0 {
-		p.byKey, p.registered, p.position = map[string]int64{}, nil, paged[uint32]{}
+		p.byKey, p.registered, p.position = keyIndex{}, nil, paged[uint32]{}
 	} else if len(p.registered) > 2*live+pageSize {
 		p.compact()
 	}

@@ -41,7 +41,7 @@ func (c *Catalog) StartClearKeys(partition string, keys []string) *Clearing {
 	}
 	var active, again []int64
 	for _, key := range keys {
-		if i, ok := p.byKey[key]; ok {
+		if i, ok := c.find(p, key); ok {
 			active = append(active, i)
 		}
 		again = append(again, p.clearingKeys[key]...)
@@ -188,7 +188,7 @@ func (c *Catalog) ClearFields(partition string, keys []string, samples []schema.
 	if p == nil {
 		return cl
 	}
-	indexes := p.find(keys)
+	indexes := c.findAll(p, keys)
 	for _, s := range samples {
 		if c.owns(p, s) {
 			indexes = append(indexes, s.Index)

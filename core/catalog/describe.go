@@ -51,7 +51,7 @@ func (c *Catalog) Lookup(partition string, keys []string) *Described {
 	}
 	indexes := make([]int64, 0, len(keys))
 	for _, key := range keys {
-		if i, ok := p.byKey[key]; ok {
+		if i, ok := c.find(p, key); ok {
 			indexes = append(indexes, i)
 		}
 	}

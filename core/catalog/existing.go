@@ -10,7 +10,7 @@ func (c *Catalog) Existing(w *Write) []schema.Sample {
 	}
 	var out []schema.Sample
 	for _, key := range w.Keys {
-		if i, ok := p.byKey[key]; ok {
+		if i, ok := c.find(p, key); ok {
 			out = append(out, c.sample(i))
 		}
 	}

@@ -49,7 +49,7 @@ func (c *Catalog) listPartition(p *partition, f *ListFilter, tags *tagFilter) Li
 	}
 	candidates := p.registered
 	if f.Keys != nil {
-		candidates = p.find(f.Keys)
+		candidates = c.findAll(p, f.Keys)
 	} else {
 		n := p.keyed.Count()
 		out.Keys, out.Tags = make([]string, 0, n), make([][]byte, 0, n)
@@ -64,11 +64,11 @@ func (c *Catalog) listPartition(p *partition, f *ListFilter, tags *tagFilter) Li
 	return out
 }
 
-// find returns the indexes of the keys that exist, each once, in the order of registration.
-func (p *partition) find(keys []string) []int64 {
+// findAll returns the indexes of the keys that exist, each once, in the order of registration.
+func (c *Catalog) findAll(p *partition, keys []string) []int64 {
 	var found []int64
 	for _, key := range keys {
-		if i, ok := p.byKey[key]; ok {
+		if i, ok := c.find(p, key); ok {
 			found = append(found, i)
 		}
 	}
@@ -132,7 +132,7 @@ func (c *Catalog) Match(w WaitSpec) (*Matched, error) {
 	var indexes []int64
 	if w.Keys != nil {
 		for _, key := range w.Keys {
-			i, ok := p.byKey[key]
+			i, ok := c.find(p, key)
 			if !ok || !hasAll(fields, i) || !tags.match(c.tagsOf(i)) {
 				return nil, nil
 			}

@@ -35,7 +35,7 @@ func (c *Catalog) SelectKeys(partition string, keys []string, fields []string, s
 	for i, key := range keys {
 		index, ok := int64(0), false
 		if p != nil {
-			index, ok = p.byKey[key]
+			index, ok = c.find(p, key)
 		}
 		if !ok {
 			missing = append(missing, key)

@@ -154,7 +154,7 @@ func (c *Catalog) GroupsOf(partition string, keys []string) (groups []Group, mis
 	}
 	var indexes []int64
 	for _, key := range keys {
-		if i, ok := p.byKey[key]; ok {
+		if i, ok := c.find(p, key); ok {
 			indexes = append(indexes, i)
 		} else {
 			missing = append(missing, key)

@@ -107,12 +107,17 @@ func (b *births) verify(active *bitset.Set) error {
 }
 
 func (c *Catalog) verifyKeys(p *partition) error {
-	if len(p.byKey) != p.keyed.Count() {
-		return fmt.Errorf("%d keys, %d samples with a key", len(p.byKey), p.keyed.Count())
+	if p.byKey.count != p.keyed.Count() {
+		return fmt.Errorf("%d keys, %d samples with a key", p.byKey.count, p.keyed.Count())
 	}
-	for key, i := range p.byKey {
+	for _, s := range p.byKey.slots {
+		if s.place == 0 {
+			continue
+		}
+		i, key := s.place-1, c.keys.get(s.place-1)
+		found, ok := c.find(p, key)
 		at := int(p.position.get(i)) - 1
-		if at < 0 || at >= len(p.registered) || p.registered[at] != i || c.keys.get(i) != key || !p.keyed.Has(i) {
+		if at < 0 || at >= len(p.registered) || p.registered[at] != i || !ok || found != i || !p.keyed.Has(i) {
 			return fmt.Errorf("key %q and index %d do not lead to each other", key, i)
 		}
 	}
@@ -122,8 +127,8 @@ func (c *Catalog) verifyKeys(p *partition) error {
 			live++
 		}
 	}
-	if live != len(p.byKey) {
-		return fmt.Errorf("%d keys are registered, %d known", live, len(p.byKey))
+	if live != p.byKey.count {
+		return fmt.Errorf("%d keys are registered, %d known", live, p.byKey.count)
 	}
 	for key, list := range p.clearingKeys {
 		for _, i := range list {

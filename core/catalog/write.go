@@ -1,7 +1,6 @@
 package catalog
 
 import (
-	"hash/maphash"
 	"slices"
 
 	"transferqueue/core/internal/bitset"
@@ -32,6 +31,7 @@ type found struct {
 	p        *partition // nil: did not exist
 	bindings uint64
 	rows     []int64
+	hashes   []uint64 // of the keys
 }
 
 // Applied is what a write did. Its rows are those of the write.
@@ -65,6 +65,7 @@ const newRow = -1
 type plan struct {
 	p      *partition // nil: does not exist yet
 	rows   []int64    // index of each row, or newRow
+	hashes []uint64   // of the keys
 	places bitset.Mask
 }
 
@@ -89,7 +90,7 @@ func (c *Catalog) Check(w *Write) ([]uint32, error) {
 	}
 	w.found = &found{p: pl.p}
 	if w.Keys != nil {
-		w.found.rows = pl.rows
+		w.found.rows, w.found.hashes = pl.rows, pl.hashes
 	}
 	if pl.p != nil {
 		w.found.bindings = pl.p.bindings
@@ -122,7 +123,7 @@ func (c *Catalog) plan(w *Write) (*plan, error) {
 	pl := &plan{p: c.partitions[w.Partition]}
 	switch {
 	case w.Keys != nil:
-		err = pl.findKeys(w)
+		err = c.findKeys(pl, w)
 	case w.Samples != nil:
 		err = c.findSamples(pl, w)
 	default:
@@ -182,21 +183,26 @@ func (w *Write) checkColumns(rows int) error {
 	return nil
 }
 
-func (pl *plan) findKeys(w *Write) error {
+func (c *Catalog) findKeys(pl *plan, w *Write) error {
 	if w.found == nil {
-		if twice := repeated(w.Keys); twice != nil {
+		pl.hashes = hashesOf(w.Keys)
+		if twice := repeated(w.Keys, pl.hashes); twice != nil {
 			return tqerr.New(tqerr.InvalidArgument, "partition %q: Got duplicated keys: %s", w.Partition, quoted(twice, fewNames))
 		}
-	} else if f := w.found; f.p == pl.p && (f.p == nil || f.bindings == f.p.bindings) {
-		pl.rows = slices.Clone(f.rows)
-		return nil
+	} else {
+		f := w.found
+		pl.hashes = f.hashes
+		if f.p == pl.p && (f.p == nil || f.bindings == f.p.bindings) {
+			pl.rows = slices.Clone(f.rows)
+			return nil
+		}
 	}
 	pl.rows = make([]int64, len(w.Keys))
 	var missing []string
 	for i, key := range w.Keys {
 		index, ok := int64(newRow), false
 		if pl.p != nil {
-			index, ok = pl.p.byKey[key]
+			index, ok = pl.p.byKey.find(&c.keys, key, pl.hashes[i])
 		}
 		if !ok {
 			index = newRow
@@ -262,30 +268,6 @@ func (pl *plan) admit(w *Write) error {
 		}
 	}
 	return nil
-}
-
-var hashSeed = maphash.MakeSeed()
-
-// repeated returns the keys that occur more than once. An open table of positions is several times cheaper than a map.
-func repeated(keys []string) (twice []string) {
-	size := 4
-	for size < 2*len(keys) {
-		size *= 2
-	}
-	table := make([]int32, size) // one more than the position of a key
-	for i, key := range keys {
-		at := maphash.String(hashSeed, key) & uint64(size-1)
-		for ; table[at] != 0; at = (at + 1) & uint64(size-1) {
-			if keys[table[at]-1] == key {
-				if !slices.Contains(twice, key) {
-					twice = append(twice, key)
-				}
-				break
-			}
-		}
-		table[at] = int32(i + 1)
-	}
-	return twice
 }
 
 // keysNotFound names keys that a partition lacks, or the partition when it does not exist.

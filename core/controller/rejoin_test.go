@@ -79,7 +79,8 @@ func TestUnitsCrashAndComeBack(t *testing.T) {
 
 func (c *crashed) disk(dir string, i int) *unit.Disk {
 	return unit.Disk{
-		Path: dir, Durability: c.how, Namespace: "test", Name: fmt.Sprintf("unit-%d", i), Threshold: crashThreshold, HighWatermark: 0.6, LowWatermark: 0.4,
+		Path: dir, Durability: c.how, Namespace: "test", Name: fmt.Sprintf("unit-%d", i), Threshold: crashThreshold,
+		HighWatermark: 0.6, LowWatermark: 0.4, Headroom: headroom,
 	}.OnDisk(&vfs.FailingDisk{Disk: c.disks[i], At: -1, Before: func(int) { c.beforeCall(i) }})
 }
 

@@ -141,6 +141,9 @@ func start(t *testing.T, o setup) *system {
 	return s
 }
 
+// headroom is little, because a unit reads what it has taken in advance whenever it is opened.
+const headroom = 64 << 10
+
 // addUnit makes a unit in the process of the controller.
 func (s *system) addUnit(i int) {
 	o := unit.Options{
@@ -156,7 +159,8 @@ func (s *system) addUnit(i int) {
 			threshold = o.Disk.Threshold
 		}
 		disk := unit.Disk{
-			Path: s.folder, Durability: durability, Namespace: "n", Name: o.Name, Threshold: threshold, HighWatermark: 0.9, LowWatermark: 0.7,
+			Path: s.folder, Durability: durability, Namespace: "n", Name: o.Name, Threshold: threshold,
+			HighWatermark: 0.9, LowWatermark: 0.7, Headroom: headroom,
 		}.OnDisk(s.mortal)
 		o.Disk = disk
 	}
@@ -189,7 +193,7 @@ func (s *system) diskOf(i int, o setup) *unit.Disk {
 		require.NoError(s.t, os.MkdirAll(folder, 0o700))
 	}
 	d := *o.disk
-	d.Path, d.Run, d.Unit = s.folder, "run", fmt.Sprintf("unit-%d", i)
+	d.Path, d.Run, d.Unit, d.Headroom = s.folder, "run", fmt.Sprintf("unit-%d", i), headroom
 	if d.HighWatermark == 0 {
 		d.HighWatermark, d.LowWatermark = 0.9, 0.7
 	}

@@ -45,6 +45,7 @@ type Disk struct {
 	Threshold     int64 // values of at least that many bytes go to disk when they are put
 	HighWatermark float64
 	LowWatermark  float64
+	Headroom      int64 // bytes of disk that the tier takes in advance, see disktier.Options; 0: its own choice
 
 	files vfs.Disk // of the values; nil: that of the system
 }
@@ -101,7 +102,8 @@ func (d *Disk) open(memory *arena.Arena, limit int64) (*tiered.Store, error) {
 	}
 	s, err := tiered.New(tiered.Options{
 		Memory: memory, MemoryLimit: limit, DiskLimit: d.Limit, Threshold: d.Threshold, HighWatermark: d.HighWatermark,
-		LowWatermark: d.LowWatermark, Disk: disktier.Options{Dir: d.folder(), Durability: d.Durability}.OnDisk(d.files),
+		LowWatermark: d.LowWatermark,
+		Disk:         disktier.Options{Dir: d.folder(), Durability: d.Durability, HeadroomBytes: d.Headroom}.OnDisk(d.files),
 	})
 	if err != nil {
 		d.cleanUp()

@@ -22,6 +22,7 @@ const rowBytes = 600
 func durable(dir string, how disktier.Durability, files vfs.Disk) *unit.Disk {
 	return unit.Disk{
 		Path: dir, Namespace: "ns", Name: "u", Durability: how, Threshold: 500, HighWatermark: 0.9, LowWatermark: 0.7,
+		Headroom: 64 << 10,
 	}.OnDisk(files)
 }
 

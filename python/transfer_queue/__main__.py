@@ -12,7 +12,7 @@ import signal
 import sys
 from typing import Any
 
-from transfer_queue import _calls, _session, config
+from transfer_queue import _calls, _remote, _session, config
 from transfer_queue._joining_unit import JoiningUnit
 from transfer_queue._ops import Op
 from transfer_queue.errors import InvalidArgumentError, TransferQueueError
@@ -98,10 +98,13 @@ def serve(arguments: argparse.Namespace) -> int:
     units_join = arguments.units == 0
     if units_join:
         arguments.units = None
-    session = _session.open_session(_conf(arguments), "own", units_join=units_join, keep=True)
+    conf = _conf(arguments)
+    session = _session.open_session(conf, "own", units_join=units_join, keep=True)
     at = f", at {session.info.to_addr('requests')}" if session.info.ports else ""
     at += f", key {session.key.hex()}" if session.key else ""
     print(f"serving session {session.id}, process {session.owner_pid}{at}", flush=True)
+    if session.info.ports and not os.environ.get("TQ_TOKEN", "").strip():
+        print(f"token in {_remote.token_file(conf.namespace)}", flush=True)
     signal.sigwait(_SIGNALS)
     _session.close()
     print("closed", flush=True)
@@ -112,9 +115,9 @@ def _serve_units(arguments: argparse.Namespace) -> int:
     from transfer_queue._joined import JoinedUnits
 
     given = _given(arguments)
-    listen, port = (given.pop("remote", None) or {}).get("listen") or "", arguments.payload_port or 0
     storage = (given.get("backend") or {}).get("SimpleStorage") or {}
     conf = config.load(given)
+    listen, port = str(conf.remote.listen or ""), int(conf.remote.payload_port or 0)
     count = int(storage.get("num_data_storage_units") or 1)
     own = {name: value for name, value in storage.items() if name != "num_data_storage_units"}
     units = JoinedUnits(arguments.join, count, arguments.name or "", conf, own, listen, port)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from transfer_queue import _tags
 from transfer_queue._per_sample import chunk_slices, deep, merge_extra_info
 
 
@@ -58,6 +59,35 @@ class KVBatchMeta:
         self.keys, self.tags, self.partition_id, self.fields = keys, tags, partition_id, fields
         self.extra_info, self.size = extra_info, len(keys)
         return self
+
+    @classmethod
+    def _with_packed_tags(
+        cls, keys: list[str], tags: bytes | None, partition_id: str | None, fields: list[str] | None
+    ) -> KVBatchMeta:
+        """`_from_parts` with tags as `_tags.decode` takes them. They are read when somebody looks at them."""
+        self = cls.__new__(cls)
+        self.keys, self.partition_id, self.fields = keys, partition_id, fields
+        self.extra_info, self.size = {}, len(keys)
+        self.__dict__["_packed_tags"] = tags, len(keys)
+        return self
+
+    if not TYPE_CHECKING:  # else every attribute would be one
+
+        def __getattr__(self, name: str) -> Any:
+            state = self.__dict__
+            packed = state.get("_packed_tags") if name == "tags" else None
+            if packed is not None:
+                state.setdefault("tags", _tags.decode(*packed))  # one list, whichever thread was first
+                state.pop("_packed_tags", None)
+            if name in state:
+                return state[name]
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        tags = self.tags  # which changes what there is
+        state = {**self.__dict__, "tags": tags}
+        state.pop("_packed_tags", None)
+        return state
 
     def __len__(self) -> int:
         return len(self.keys)

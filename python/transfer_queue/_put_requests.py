@@ -71,9 +71,7 @@ def _kv_result(keys: list[str], partition: str, sent: bytes | None = None) -> Ca
         _, _, fields, tags, _, *as_sent = _result(reply)
         if as_sent[:1] == [True]:
             tags = sent
-        return KVBatchMeta._from_parts(
-            keys, _tags.decode(tags, len(keys)), partition, decode(fields) if fields else [], {}
-        )
+        return KVBatchMeta._with_packed_tags(keys, tags, partition, decode(fields) if fields else [])
 
     return read
 

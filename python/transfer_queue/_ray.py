@@ -18,7 +18,7 @@ import sys
 import time
 from typing import Any
 
-from transfer_queue import _ray_units, _remote, _session
+from transfer_queue import _ray_address, _ray_units, _remote, _session
 from transfer_queue._actor_class import ray_module
 from transfer_queue.errors import InvalidStateError, NotInitializedError, TransferQueueError, UnavailableError
 from transfer_queue.utils.zmq_utils import ZMQServerInfo
@@ -28,6 +28,7 @@ __all__ = ["actors", "close", "join_session", "open_session", "usable"]
 NAME, NAMESPACE = "TransferQueueController", "transfer_queue"
 _CONTROLLER = f"actor {NAME} of Ray namespace {NAMESPACE}"
 _RETRY_S = 0.05
+_DIRECT_S = 2.0  # how long a published address may take to answer before the controller is asked
 _LOUD_S = 5.0  # who waits longer says so
 _END_S = 5.0  # how long an actor may take to end by itself
 
@@ -58,6 +59,7 @@ class Actors:
         """End all of them, and return when they are gone."""
         ray = ray_module()
         units = list(self.units.values())
+        _ray_address.withdraw(self.controller)
         _shut_down([self.controller])  # it tells durable units to drop what only this session knows
         _shut_down(units)
         for handle in [*units, self.controller]:
@@ -228,6 +230,22 @@ class _Gone(UnavailableError):
 def _joined(controller: Any, patience: _Patience) -> _session.Session | None:
     """The session of a controller, None when that dies before there is one."""
     global _actors
+    session = _direct(controller, patience) or _asked(controller, patience)
+    if session is not None:
+        _actors = Actors(controller, owner=False)
+    return session
+
+
+def _direct(controller: Any, patience: _Patience) -> _session.Session | None:
+    """The session at the published address of a controller, None when there is none or nobody answers."""
+    info = _ray_address.find(controller)
+    with contextlib.suppress(TransferQueueError):
+        return _session.enter(info, min(_DIRECT_S, patience.left())) if info is not None else None
+    return None
+
+
+def _asked(controller: Any, patience: _Patience) -> _session.Session | None:
+    """The session at the address that a controller gives once it lets others in, None when it dies before."""
     what = f"{_CONTROLLER}, whose creator has not stored a configuration yet"
     try:
         _ask(lambda: controller.wait_config.remote(2 * patience.seconds), patience, what)
@@ -239,7 +257,7 @@ def _joined(controller: Any, patience: _Patience) -> _session.Session | None:
         patience.spend(known if patience.left() else what)
         time.sleep(_RETRY_S)
         return None
-    _actors = Actors(controller, owner=False)
+    _ray_address.publish(controller, info)
     return session
 
 
@@ -289,6 +307,7 @@ def _settled(controller: Any, conf: Any, patience: _Patience) -> _session.Sessio
         complete["backend"]["SimpleStorage"]["zmq_info"] = units
         _ask(lambda: controller.store_config.remote(complete), patience, _CONTROLLER)
         session = _session.enter(info, max(1.0, patience.left()))
+        _ray_address.publish(controller, info)
     except BaseException:
         made.end()
         raise

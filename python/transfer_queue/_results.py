@@ -136,7 +136,7 @@ class _Reply:
 
     def __init__(self, columns: Sequence[ResultColumn], rows: int, release: Release) -> None:
         self.columns, self.rows, self.release, self.releaser = columns, rows, release, _releaser(release)
-        self._offsets: dict[int, Tensor] = {}
+        self._lengths: dict[int, _Lengths] = {}
         # Tokens that no owner object has yet.
         self._open = {token for column in columns for token in (column.token, column.offsets_token) if token}
 
@@ -154,17 +154,19 @@ class _Reply:
         self._open.discard(token)
         return torch.frombuffer(lease, dtype=dtype, count=count)
 
-    def offsets(self, column: ResultColumn) -> Tensor:
-        """Offsets of a jagged column: the same object for the same id.
+    def lengths(self, column: ResultColumn) -> _Lengths:
+        """Lengths of the rows of a jagged column: the same object for the same id.
 
-        They are copied: torch hands this very object on to clones of the column, which would otherwise hold memory of
-        the result for as long as they live.
+        The offsets are copied: torch hands this very object on to clones of the column, which would otherwise hold
+        memory of the result for as long as they live.
         """
-        shared = self._offsets.get(column.offsets_id)
+        shared = self._lengths.get(column.offsets_id)
         if shared is None:
-            shared = _copy(column.offsets, 8 * (self.rows + 1), torch.int64)
+            shared = _Lengths(
+                _copy(column.offsets, 8 * (self.rows + 1), torch.int64), column.min_length, column.max_length, {}
+            )
             if column.offsets_id:
-                self._offsets[column.offsets_id] = shared
+                self._lengths[column.offsets_id] = shared
         self.drop(column.offsets_token)
         return shared
 
@@ -215,28 +217,34 @@ def _checked_table(columns: dict[str, Any], batch_size: torch.Size) -> TensorDic
 _table: Callable[[dict[str, Any], torch.Size], TensorDict] = getattr(TensorDict, "_new_unsafe", _checked_table)
 
 
-_NO_COLUMN = ResultColumn(*[0] * len(ResultColumn._fields))
+class _Lengths(NamedTuple):
+    """Offsets of the rows of jagged columns, and the shortest and the longest row."""
+
+    offsets: Tensor
+    shortest: int
+    longest: int
+    cache: dict[str, Tensor]  # these two as torch keeps them; it shares them among tensors of the same offsets, too
 
 
-def _public_jagged(values: Tensor, offsets: Tensor, column: ResultColumn) -> Tensor:
+def _public_jagged(values: Tensor, lengths: _Lengths, ragged: int) -> Tensor:
     jagged: Tensor = torch.nested.nested_tensor_from_jagged(
-        values, offsets, jagged_dim=column.ragged, min_seqlen=column.min_length, max_seqlen=column.max_length
+        values, lengths.offsets, jagged_dim=ragged, min_seqlen=lengths.shortest, max_seqlen=lengths.longest
     )
     return jagged
 
 
-def _direct_jagged(values: Tensor, offsets: Tensor, column: ResultColumn) -> Tensor:
+def _direct_jagged(values: Tensor, lengths: _Lengths, ragged: int) -> Tensor:
     """The same tensor without the dispatch of the public function, which takes three times as long."""
-    cache = {"min_seqlen": _length(column.min_length), "max_seqlen": _length(column.max_length)}
-    jagged: Tensor = _nested_class(values, offsets, _ragged_idx=column.ragged, _metadata_cache=cache)
+    if not lengths.cache:
+        lengths.cache.update(min_seqlen=_length(lengths.shortest), max_seqlen=_length(lengths.longest))
+    jagged: Tensor = _nested_class(values, lengths.offsets, _ragged_idx=ragged, _metadata_cache=lengths.cache)
     return jagged
 
 
-def _works(make: Callable[[Tensor, Tensor, ResultColumn], Tensor]) -> bool:
+def _works(make: Callable[[Tensor, _Lengths, int], Tensor]) -> bool:
     """Whether torch's internals are as `_direct_jagged` expects them."""
     try:
-        column = _NO_COLUMN._replace(ragged=1, min_length=1, max_length=2)
-        made = make(torch.arange(3.0), torch.tensor([0, 1, 3]), column)
+        made = make(torch.arange(3.0), _Lengths(torch.tensor([0, 1, 3]), 1, 2, {}), 1)
         rows = [row.tolist() for row in made.unbind()]
         return rows == [[0.0], [1.0, 2.0]] and tuple(made.to_padded_tensor(0.0).shape) == (2, 2)
     except (AttributeError, TypeError, ValueError, RuntimeError):
@@ -254,8 +262,8 @@ else:
 
 def jagged(values: Tensor, offsets: Tensor, ragged: int, shortest: int, longest: int) -> Tensor:
     """Jagged nested tensor over values and offsets, ragged in dimension ``ragged``, with the limits of its lengths."""
-    column = _NO_COLUMN._replace(ragged=ragged, min_length=shortest, max_length=longest)
-    return (_public_jagged if values.requires_grad else _jagged)(values, offsets, column)
+    make = _public_jagged if values.requires_grad else _jagged
+    return make(values, _Lengths(offsets, shortest, longest, {}), ragged)
 
 
 def table(columns: dict[str, Any], batch_size: torch.Size, device: torch.device | None = None) -> TensorDict:
@@ -272,7 +280,7 @@ def _build_column(name: str, column: ResultColumn, reply: _Reply) -> Any:
     if column.form == DENSE:
         return flat.reshape(reply.rows, *_int64s(column.dims, column.rank))
     if column.form == JAGGED:
-        return _jagged(flat.reshape(_int64s(column.dims, column.rank)), reply.offsets(column), column)
+        return _jagged(flat.reshape(_int64s(column.dims, column.rank)), reply.lengths(column), column.ragged)
     if column.form == NESTED:
         return _nested(flat, _free_shapes(column, reply.rows))
     raise ValueError(f"field {name!r}: result form {column.form} is unknown")

@@ -39,7 +39,8 @@ def defaults() -> dict[str, Any]:
     """The packaged defaults, as a new dict."""
     import yaml
 
-    conf: dict[str, Any] = yaml.safe_load(_packaged())
+    # The loader in C takes a tenth of the time; not every build of the package has it.
+    conf: dict[str, Any] = yaml.load(_packaged(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return conf
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,11 @@ COUNT = 40
 
 def on_disk(folder: Path) -> int:
     """Bytes that the files with values take, less their first pages."""
-    files = [path for path in folder.rglob("values-*") if path.is_file()]
-    return sum(max(0, path.stat().st_blocks * 512 - 4 * KIB) for path in files)
+    total = 0
+    for path in folder.rglob("values-*"):
+        with suppress(FileNotFoundError):  # files are removed meanwhile
+            total += max(0, path.stat().st_blocks * 512 - 4 * KIB)
+    return total
 
 
 def table(width: int, value: float = 1.0, rows: int = COUNT) -> TensorDict:
@@ -83,7 +87,8 @@ def test_space_falls_with_what_ends(session: tuple[Any, Path], how: str, width: 
     gone = [key for i, key in enumerate(keys) if i % 4]
     end(tq, gone)
     left = full * (1 - share * 3 / 4)
-    allowed = left + 128 * KIB if width > 16 * KIB else 1.3 * left + 32 * KIB
+    ahead = full / 8  # what files of this size take before they need it
+    allowed = left + ahead + 128 * KIB if width > 16 * KIB else 1.3 * left + 32 * KIB
     until(lambda: on_disk(folder) <= allowed, f"{on_disk(folder)} bytes of {full}, want {allowed}")
     for i in range(0, COUNT, 4):
         got = tq.kv_batch_get(f"k{i}", "p")

@@ -42,6 +42,34 @@ def daemon(runtime_dir: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
         yield served
 
 
+def test_a_daemon_says_where_its_token_is(
+    daemon: tuple[subprocess.Popen[str], str], runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert daemon[0].stdout is not None
+    assert daemon[0].stdout.readline() == f"token in {runtime_dir / 'default.token'}\n"
+    monkeypatch.setenv("TQ_TOKEN", "x" * 20)
+    with _serving("--listen", "tcp://:0", "--namespace", "other") as (process, _):
+        process.terminate()
+        assert process.stdout is not None
+        assert process.stdout.read() == "closed\n"
+
+
+def test_the_ports_of_units_that_join_are_in_their_configuration(
+    daemon: tuple[subprocess.Popen[str], str], tmp_path: Path
+) -> None:
+    with socket.socket() as free, socket.socket() as other:
+        for probe in (free, other):
+            probe.bind(("127.0.0.1", 0))
+        requests, payload = free.getsockname()[1], other.getsockname()[1]
+    conf = tmp_path / "conf.yaml"
+    conf.write_text(f"remote: {{listen: 'tcp://127.0.0.1:{requests}', payload_port: {payload}}}\n")
+    with program("-m", "transfer_queue", "serve", "--join", daemon[1], "--config", str(conf)) as unit:
+        assert unit.stdout is not None
+        assert unit.stdout.readline().endswith(f"at tcp://127.0.0.1:{requests}\n")
+        for port in (requests, payload):
+            socket.create_connection(("127.0.0.1", port), 5).close()
+
+
 @pytest.fixture
 def tq(daemon: tuple[subprocess.Popen[str], str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     import transfer_queue

@@ -7,11 +7,22 @@ import shutil
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from clusters import conf, ray, tq
 
 __all__ = ["conf", "ray", "tq"]
+
+_FOLDER = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Gives Ray time: the first test of a module starts a cluster, and every session starts processes with torch."""
+    for item in items:
+        if item.path.parent == _FOLDER and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(180))
 
 
 def pytest_unconfigure() -> None:

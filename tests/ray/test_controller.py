@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict
 
+from clusters import opened
 from transfer_queue.utils.zmq_utils import ZMQServerInfo
+
+
+@pytest.fixture(scope="module")
+def session(ray: Any) -> Iterator[Any]:
+    """One for all tests: a session on Ray takes seconds."""
+    with opened(ray, {}) as package:
+        yield package
+
+
+@pytest.fixture
+def tq(session: Any) -> Iterator[Any]:
+    """The package with the session, in which the test leaves nothing."""
+    yield session
+    for partition in session.get_client().get_partition_list():
+        session.get_client().clear_partition(partition)
+    assert sum(unit.cells for unit in session.list_units()) == 0
 
 
 @pytest.fixture
@@ -130,6 +147,7 @@ def test_metrics_and_samplers(tq: Any, ask: Callable[..., Any]) -> None:
     assert ask("get_metadata", ["x"], "p", "fetch", "train", 2).global_indexes == [0, 1]
     with pytest.raises(ValueError, match="could not find sampler"):
         ask("register_sampler", "NoSuchSampler")
+    ask("register_sampler", tq.SequentialSampler())
 
 
 def test_what_the_controller_knows_is_saved_and_loaded(tq: Any, ask: Callable[..., Any], tmp_path: Any) -> None:

@@ -8,6 +8,7 @@ import pickle
 import pickletools
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from tensordict import TensorDict
@@ -152,3 +153,50 @@ def test_pickles_name_only_where_programs_may_look():
             assert named == {"transfer_queue.metadata"}
             assert type(pickle.loads(packed)) is type(value)
     assert metadata.KVBatchMeta is KVBatchMeta is transfer_queue.KVBatchMeta
+
+
+def packed_meta(tags: bytes | None = None) -> KVBatchMeta:
+    return KVBatchMeta._with_packed_tags(["a", "b"], tags, "p", ["x"])
+
+
+TAGS = [{"n": 1}, {"n": [2]}]
+READS = {
+    "attribute": lambda batch: batch.tags,
+    "pickle": lambda batch: pickle.loads(pickle.dumps(batch)).tags,
+    "copy": lambda batch: copy.copy(batch).tags,
+    "deepcopy": lambda batch: copy.deepcopy(batch).tags,
+    "asdict": lambda batch: dataclasses.asdict(batch)["tags"],
+    "replace": lambda batch: dataclasses.replace(batch).tags,
+    "select": lambda batch: batch.select_keys(["a", "b"]).tags,
+    "chunk": lambda batch: batch.chunk(1)[0].tags,
+    "concat": lambda batch: KVBatchMeta.concat([batch]).tags,
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_packed_tags_are_read_however_they_are_looked_at(read: Any):
+    assert read(packed_meta(msgspec.msgpack.encode(TAGS))) == TAGS
+    assert read(packed_meta()) == [{}, {}]
+
+
+def test_packed_tags_are_one_list_like_any_other():
+    batch = packed_meta(msgspec.msgpack.encode(TAGS))
+    batch.tags[0]["n"] = 5
+    assert batch.tags[0] == {"n": 5}
+    assert batch == KVBatchMeta(["a", "b"], [{"n": 5}, {"n": [2]}], "p", ["x"])
+    assert "tags=[{'n': 5}" in repr(batch)
+    assert set(vars(batch)) == set(vars(KVBatchMeta()))
+    assert set(batch.__getstate__()) == set(packed_meta().__getstate__()) == set(vars(KVBatchMeta()))
+
+    replaced = packed_meta(msgspec.msgpack.encode(TAGS))
+    replaced.tags = [{}, {"m": 1}]
+    assert replaced.tags == pickle.loads(pickle.dumps(replaced)).tags == [{}, {"m": 1}]
+    reordered = packed_meta(msgspec.msgpack.encode(TAGS))
+    reordered.reorder([1, 0])
+    assert reordered.tags == TAGS[::-1]
+
+
+def test_an_attribute_that_is_not_there_says_so():
+    for batch in (packed_meta(), KVBatchMeta()):
+        with pytest.raises(AttributeError, match="'KVBatchMeta' object has no attribute 'tag'"):
+            batch.tag  # noqa: B018

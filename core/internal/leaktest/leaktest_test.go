@@ -55,6 +55,8 @@ func TestCheckFailsTheTest(t *testing.T) {
 	clean.cleanup()
 	require.Zero(t, clean.errors)
 
+	defer func(before time.Duration) { patience = before }(patience)
+	patience = time.Millisecond
 	leaking := &failing{TB: t}
 	Check(leaking)
 	f, err := os.Open(os.DevNull)

@@ -16,6 +16,9 @@ import (
 // page is the unit in which Mem takes space.
 const page = 4096
 
+// untouched is every page that has space and was not written yet: programs take space in advance that they hardly use.
+var untouched [page]byte
+
 // Mem is a disk in memory. It has a size, so that it can be full, and knows what was synced, so that it can lose the rest.
 type Mem struct {
 	mu     sync.Mutex
@@ -296,23 +299,31 @@ func (h *memHandle) ReadAt(p []byte, off int64) (int, error) {
 	return n, nil
 }
 
-// own gives a page that no snapshot shares, and takes space for a new one.
+// take takes space for a page that has none.
+func (h *memHandle) take(n int64) error {
+	if h.f.pages[n] != nil {
+		return nil
+	}
+	if h.m.size > 0 && h.m.used+page > h.m.size {
+		return fail("write", h.name, unix.ENOSPC)
+	}
+	h.m.used += page
+	h.f.pages[n] = &untouched
+	return nil
+}
+
+// own gives a page that nobody shares, and takes space for a new one.
 func (h *memHandle) own(n int64) (*[page]byte, error) {
+	if err := h.take(n); err != nil {
+		return nil, err
+	}
 	p := h.f.pages[n]
 	switch p {
-	case nil:
-		if h.m.size > 0 && h.m.used+page > h.m.size {
-			return nil, fail("write", h.name, unix.ENOSPC)
-		}
-		h.m.used += page
-		p = new([page]byte)
-	case h.f.synced[n], h.f.shared[n]:
+	case &untouched, h.f.synced[n], h.f.shared[n]:
 		copied := *p
 		p = &copied
-	default:
-		return p, nil
+		h.f.pages[n] = p
 	}
-	h.f.pages[n] = p
 	return p, nil
 }
 
@@ -362,7 +373,7 @@ func (h *memHandle) Allocate(off, size int64) error {
 	h.m.mu.Lock()
 	defer h.m.mu.Unlock()
 	for n := off / page; n*page < off+size; n++ {
-		if _, err := h.own(n); err != nil {
+		if err := h.take(n); err != nil {
 			return err
 		}
 	}

@@ -31,8 +31,8 @@ func (t *Tier) victims() (out []uint32) {
 		case g.full && wasteful(g, g.resident()):
 			out = append(out, g.number)
 		case g == t.places.open && wasteful(g, total):
-			g.full, t.places.open = true, nil
-			if !t.tidy(g) { // it could not be emptied before
+			t.places.open = nil
+			if !t.retire(g) { // it could not be emptied before
 				out = append(out, g.number)
 			}
 		}

@@ -211,7 +211,8 @@ func (c *crasher) requireConsistent(s *Store, disk *vfs.Mem) {
 const testHeadroom = 100 << 10
 
 func testOptions(durability Durability, fs vfs.Disk) Options {
-	return Options{Dir: "d/tier", Durability: durability, SegmentBytes: 128 << 10, HeadroomBytes: testHeadroom, grow: 8 << 10}.OnDisk(fs)
+	o := Options{Dir: "d/tier", Durability: durability, SegmentBytes: 128 << 10, HeadroomBytes: testHeadroom, grow: 8 << 10, ahead: 16 << 10}
+	return o.OnDisk(fs)
 }
 
 // memory is an arena without checks, for stores that are given up.

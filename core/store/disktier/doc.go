@@ -60,6 +60,11 @@
 // without live bytes is removed, or emptied when it is the one that is appended to. Compact copies what lives in segments
 // where much is dead but not punched.
 //
+// The segment that is appended to takes its space before the values are written, from 8 MiB on with an eighth of what is there
+// ahead, at most 8 MiB: finding space block by block during a write takes as long as the copy. What is ahead is given back when
+// the segment is full or empty, at Close, and at the next Open after a crash. A full disk gives none, and no value is refused
+// for that.
+//
 // # States
 //
 // A segment is open (appended to), full, or sealed (its fsync failed: nothing is written to it any more). The index is whole

@@ -235,7 +235,17 @@ func (t *Tier) readIndex(number uint32) (cells *replay, garbage int64, err error
 	x.end = size - int64(len(rest.data))
 	x.first = headerBytes + rest.first
 	t.mu.noted, t.mu.written, t.mu.durable = last, last, last
-	return cells, x.end + int64(len(bytes.TrimRight(rest.data, "\x00"))), nil
+	return cells, x.end + int64(withoutZeros(rest.data)), nil
+}
+
+// withoutZeros is how long data is without the zeros at its end, which are most of it: space taken in advance.
+func withoutZeros(data []byte) int {
+	var zeros [pageSize]byte
+	n := len(data)
+	for n >= pageSize && bytes.Equal(data[n-pageSize:n], zeros[:]) {
+		n -= pageSize
+	}
+	return len(bytes.TrimRight(data[:n], "\x00"))
 }
 
 // clearTail overwrites what lies behind the last frame with zeros: a torn frame must not be taken for one later.

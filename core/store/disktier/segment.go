@@ -21,6 +21,9 @@ const (
 	smallAlign  = 8
 	punchPages  = 16 // so many dead pages in a row are punched at once
 	punched     = 0xffff
+	// From aheadFrom bytes on a segment takes space for what will be appended: an eighth of what is there, at most aheadMost.
+	aheadFrom = 8 << 20
+	aheadMost = 8 << 20
 )
 
 // segment is one values file. Fields but file are guarded by Tier.places.
@@ -29,6 +32,7 @@ type segment struct {
 	file   vfs.DiskFile
 	path   string
 	end    int64 // where the next block goes
+	taken  int64 // space up to here is taken already, when it is beyond end
 	live   int64
 	pages  []uint16 // live bytes of each page, or punched; page 0 is the header
 	holes  int      // pages that are punched
@@ -95,14 +99,52 @@ func (t *Tier) Alloc(size int64) (store.Block, error) {
 			return store.Block{}, err
 		}
 		if old := t.places.open; old != nil {
-			old.full = true
-			t.tidy(old)
+			t.retire(old)
 		}
 		t.places.open, at = g, place(g.end, size)
+	}
+	if at+size >= t.opts.ahead {
+		g.take(at + size)
 	}
 	g.end = at + size
 	g.account(at, size, 1)
 	return store.Block{Segment: g.number, Offset: at, Size: size}, nil
+}
+
+// take takes the space up to a new end and some ahead of it, in one step: a file system that has to find space block by block
+// while it is written spends as long on that as on copying. Without success the write takes it, or fails.
+func (g *segment) take(end int64) {
+	if end <= g.taken {
+		return
+	}
+	from, to := max(g.taken, g.end), (end+min(aheadMost, end/8)+pageSize-1)&^(pageSize-1)
+	if g.file.Allocate(from, to-from) == nil {
+		g.taken = to
+		return
+	}
+	g.giveBack(from) // some may have been taken
+}
+
+// giveBack gives back the space that was taken from some place on, which nothing has been written to.
+func (g *segment) giveBack(from int64) {
+	if g.file.Truncate(from) == nil {
+		g.taken = from
+	}
+}
+
+// ahead is the space that was taken and has no block yet.
+func (g *segment) ahead() int64 { return max(0, g.taken-g.end) }
+
+// retire ends appending to a segment, and reports whether that is gone. Called with places held.
+func (t *Tier) retire(g *segment) (gone bool) {
+	g.full = true
+	if t.tidy(g) {
+		return true
+	}
+	if g.ahead() > 0 {
+		g.giveBack(g.end)
+	}
+	return false
 }
 
 // place is where a block goes in a segment that ends at end.
@@ -289,7 +331,7 @@ func (t *Tier) tidy(g *segment) bool {
 		return true
 	}
 	if g.file.Truncate(valuesStart) == nil {
-		g.end, g.pages, g.holes = valuesStart, nil, 0
+		g.end, g.taken, g.pages, g.holes = valuesStart, 0, nil, 0
 	}
 	return true
 }

@@ -62,6 +62,79 @@ func TestSpaceComesBack(t *testing.T) {
 	}
 }
 
+// TestSpaceIsTakenAhead looks at what the open segment has taken beyond its values: an eighth at most, and nothing when it is full,
+// when it is empty, when the store is closed, or when a killed process has left it.
+func TestSpaceIsTakenAhead(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "tier")
+	const size, each = 64 << 10, 16
+	o := Options{Dir: dir, Durability: Relaxed, SegmentBytes: each*size + valuesStart, ahead: each * size / 2}
+	s, err := OpenStore(o, memory(t), 0)
+	require.NoError(t, err)
+	most := int64(0)
+	for i := range int64(each) {
+		put(t, s, i, 1, size)
+		live, taken := (i+1)*size, physical(t, dir)
+		require.Equal(t, s.Tier().Usage().Physical+pageSize, taken, "what is taken is counted")
+		require.LessOrEqual(t, taken, live+live/8+3*pageSize)
+		most = max(most, taken-live)
+	}
+	require.GreaterOrEqual(t, most, int64(size), "some was taken ahead")
+	put(t, s, each, 1, size)
+	require.Equal(t, int64((each+1)*size+2*pageSize), physical(t, dir), "a segment that is full has what it needs")
+	for i := range int64(each) {
+		put(t, s, each+1+i, 1, size) // over the rest of this segment
+	}
+	s.Delete("p", nil, samples(0, 2*each+1))
+	require.NoError(t, s.Tier().Sync())
+	require.LessOrEqual(t, physical(t, dir), int64(2*pageSize), "an empty segment has its header")
+
+	put(t, s, 0, each*3/4, size)
+	require.Greater(t, physical(t, dir), int64(each*3/4*size+size))
+	s.Tier().closeFiles()
+	require.NoError(t, s.Tier().lock.Close())
+	s, err = OpenStore(o, memory(t), 0)
+	require.NoError(t, err)
+	require.Equal(t, int64(each*3/4*size+pageSize), physical(t, dir), "after a kill")
+	put(t, s, each, each*3/4, size)
+	require.NoError(t, s.Close())
+	require.Equal(t, int64(2*(each*3/4*size+pageSize)), physical(t, dir), "after a close")
+	s, err = OpenStore(o, memory(t), 0)
+	require.NoError(t, err)
+	for i := range int64(each * 3 / 4) {
+		requireValue(t, s, i, size)
+		requireValue(t, s, each+i, size)
+	}
+	require.NoError(t, s.Close())
+}
+
+// TestAFullDiskGivesNothingAhead: what a refused step had taken already is given back, and values are written into what is left.
+func TestAFullDiskGivesNothingAhead(t *testing.T) {
+	const size = 64 << 10
+	disk := vfs.NewMem(16 * size)
+	o := testOptions(None, disk)
+	o.SegmentBytes = 1 << 30
+	s, err := OpenStore(o, openArena(t), 0)
+	require.NoError(t, err)
+	before, n := disk.Used(), int64(0)
+	for ; n < 100; n++ {
+		tx := stage(t, s, n, 1, size)
+		if err := store.Prepare(context.Background(), tx); err != nil {
+			require.Equal(t, tqerr.ResourceExhausted, tqerr.CodeOf(err), "%v", err)
+			tx.Abort()
+			break
+		}
+		tx.Commit(samples(n, 1))
+	}
+	require.Equal(t, (16*size-before)/size, n, "no value is refused for the sake of those to come")
+	for i := range n {
+		requireValue(t, s, i, size)
+	}
+	s.Delete("p", nil, samples(0, int(n)))
+	require.NoError(t, s.Tier().Sync())
+	require.Equal(t, before+pageSize, disk.Used(), "the header of the segment is left")
+	require.NoError(t, s.Close())
+}
+
 func TestCompactionGivesSpaceOfSmallValuesBack(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "tier")
 	s, err := OpenStore(Options{Dir: dir, Durability: Relaxed, SegmentBytes: 1 << 20}, openArena(t), 0)

@@ -37,8 +37,9 @@ type Options struct {
 	// the index may outgrow twice the state that it holds before it is replaced.
 	HeadroomBytes int64
 
-	fs   vfs.Disk // nil: that of the system
-	grow int64    // by how much the index outgrows twice its state before it is replaced; 0: HeadroomBytes
+	fs    vfs.Disk // nil: that of the system
+	grow  int64    // by how much the index outgrows twice its state before it is replaced; 0: HeadroomBytes
+	ahead int64    // 0: aheadFrom
 }
 
 // OnDisk returns the options with another file system, for tests.
@@ -107,6 +108,9 @@ func Open(o Options) (t *Tier, err error) {
 	}
 	if o.grow == 0 {
 		o.grow = o.HeadroomBytes
+	}
+	if o.ahead == 0 {
+		o.ahead = aheadFrom
 	}
 	t = &Tier{opts: o, fs: o.fs}
 	if t.fs == nil {
@@ -192,6 +196,11 @@ func (t *Tier) Close() error {
 		err = t.removeAll()
 	} else {
 		t.reclaim()
+		t.places.Lock()
+		if g := t.places.open; g != nil {
+			t.retire(g)
+		}
+		t.places.Unlock()
 		t.closeFiles()
 	}
 	return errors.Join(err, t.lock.Close())
@@ -283,7 +292,7 @@ func (t *Tier) Scrap() error {
 // Usage is the space of a tier.
 type Usage struct {
 	Live     int64 // bytes of values, staged ones and zombies included
-	Physical int64 // bytes of pages that hold some, or may
+	Physical int64 // bytes of pages that hold some, or may, or were taken for what comes next
 	Segments int
 }
 
@@ -293,7 +302,7 @@ func (t *Tier) Usage() (u Usage) {
 	defer t.places.Unlock()
 	t.segments.Range(func(_, v any) bool {
 		g := v.(*segment)
-		u.Live, u.Physical, u.Segments = u.Live+g.live, u.Physical+g.resident(), u.Segments+1
+		u.Live, u.Physical, u.Segments = u.Live+g.live, u.Physical+g.resident()+g.ahead(), u.Segments+1
 		return true
 	})
 	return u

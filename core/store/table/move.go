@@ -81,7 +81,9 @@ func (s *Table) beginMove(cells []Cells, where Where) (list []moving, need int64
 	if s.mu.closed {
 		return nil, 0
 	}
+	list = make([]moving, 0, len(cells))
 	seen := map[uint32]bool{} // extents of shared rows
+	var runs []rowRun
 	for _, c := range cells {
 		p := s.mu.partitions[c.Partition]
 		if p == nil || p.columns[c.Field] == nil {
@@ -89,7 +91,8 @@ func (s *Table) beginMove(cells []Cells, where Where) (list []moving, need int64
 		}
 		column := p.columns[c.Field]
 		for from := 0; from < len(c.Samples); {
-			runs, missing := findLocked(column, c.Samples[from:], nil)
+			var missing int
+			runs, missing = findLocked(column, c.Samples[from:], runs[:0])
 			at := from
 			for _, run := range runs {
 				samples := c.Samples[at : at+int(run.n)]
@@ -182,11 +185,14 @@ func (s *Table) moveToDisk(list []moving, need int64) error {
 
 // copyToDisk writes the runs into a block, large ones each by itself and small ones together.
 func (s *Table) copyToDisk(list []moving, whole store.Block) error {
-	g := gather{disk: s.opts.Disk, at: whole, buffer: make([]byte, 0, min(gatherStep+smallRun, whole.Size))}
+	g := gather{disk: s.opts.Disk, at: whole}
 	for i := range list {
 		m := &list[i]
 		m.to = store.Block{Segment: whole.Segment, Offset: g.end(), Size: m.from.Size}
 		if m.from.Size <= smallRun {
+			if g.buffer == nil {
+				g.buffer = make([]byte, 0, min(gatherStep+smallRun, whole.Size))
+			}
 			g.buffer = s.appendToMove(g.buffer, m)
 			if err := g.flush(false); err != nil {
 				return err

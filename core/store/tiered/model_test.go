@@ -109,7 +109,7 @@ func (c *client) stage(column schema.Column) (store.Staged, error) {
 		c.refused++
 		select {
 		case <-c.free:
-		case <-time.After(20 * time.Second):
+		case <-time.After(time.Minute):
 			return nil, fmt.Errorf("no room became free: %w", err)
 		}
 	}
@@ -181,7 +181,9 @@ func requireModel(t *testing.T, s *Store, clients []*client) {
 	failed := make([]error, len(clients))
 	over := make(chan int64, 1)
 	done := make(chan struct{})
-	go func() { // the limit holds at every instant
+	go func() { // the limit holds at every instant: looked at as often as leaves the clients a processor
+		tick := time.NewTicker(20 * time.Microsecond)
+		defer tick.Stop()
 		worst := int64(0)
 		for {
 			st := s.Stats()
@@ -190,7 +192,7 @@ func requireModel(t *testing.T, s *Store, clients []*client) {
 			case <-done:
 				over <- worst
 				return
-			default:
+			case <-tick.C:
 			}
 		}
 	}()

@@ -28,7 +28,7 @@ const (
 // Open connects to a listener with a ticket, and with the fingerprint of its certificate when streams are encrypted.
 // Unavailable when that fails, also for a ticket that came too late: another one may be in time.
 func Open(ctx context.Context, address string, ticket, pin []byte) (net.Conn, error) {
-	var dialer net.Dialer
+	dialer := net.Dialer{Timeout: silence}
 	conn, err := dialer.DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, tqerr.Wrap(tqerr.Unavailable, err, "no stream to tcp://%s", address)

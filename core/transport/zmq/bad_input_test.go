@@ -286,7 +286,7 @@ func TestTickets(t *testing.T) {
 	_, err = stream.Open(t.Context(), c.payload, make([]byte, len(reply.Body)), nil)
 	require.Equal(t, tqerr.Unavailable, tqerr.CodeOf(err), "a guess")
 	granted := time.Now()
-	require.Eventually(t, func() bool { return time.Since(granted) > l.greeting }, 5*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return time.Since(granted) > l.greeting }, 30*time.Second, 10*time.Millisecond)
 	_, err = stream.Open(t.Context(), c.payload, reply.Body, nil)
 	require.Equal(t, tqerr.Unavailable, tqerr.CodeOf(err), "too late")
 
@@ -295,7 +295,7 @@ func TestTickets(t *testing.T) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return len(s.mu.conns) == 1
-	}, 5*time.Second, 10*time.Millisecond, "it is forgotten")
+	}, 30*time.Second, 10*time.Millisecond, "it is forgotten")
 	_, err = stream.Open(t.Context(), c.payload, admission.Ticket, nil)
 	require.Error(t, err)
 	requireAlive(t, c)
@@ -361,17 +361,18 @@ func TestServersThatAreNone(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		address string
-		code    tqerr.Code
+		says    string
 	}{
-		"nobody":      {closed(), tqerr.Unavailable},
-		"hangs up":    {answering(t, func(net.Conn) {}), tqerr.Unavailable},
-		"garbage":     {answering(t, func(c net.Conn) { _, _ = c.Write([]byte(strings.Repeat("HTTP/1.1 400 Bad Request\r\n", 9))) }), tqerr.Unavailable},
-		"old greeter": {answering(t, func(c net.Conn) { _, _ = c.Write([]byte{0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 0}) }), tqerr.Unavailable},
+		"nobody":      {closed(), "no server at"},
+		"hangs up":    {answering(t, func(net.Conn) {}), "has closed the connection"},
+		"garbage":     {answering(t, func(c net.Conn) { _, _ = c.Write([]byte(strings.Repeat("HTTP/1.1 400 Bad Request\r\n", 9))) }), "the server at"},
+		"old greeter": {answering(t, func(c net.Conn) { _, _ = c.Write([]byte{0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 0}) }), "has closed the connection"},
 	} {
 		began := time.Now()
 		_, err := dial(t.Context(), c.address, token, 1, 0, l)
-		require.Equal(t, c.code, tqerr.CodeOf(err), "%s: %v", name, err)
+		require.Equal(t, tqerr.Unavailable, tqerr.CodeOf(err), "%s: %v", name, err)
 		require.ErrorContains(t, err, c.address, name)
+		require.ErrorContains(t, err, c.says, name)
 		require.Less(t, time.Since(began), 5*time.Second)
 	}
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
@@ -398,7 +399,7 @@ func TestAHelloThatComesTooLate(t *testing.T) {
 	require.Eventually(t, func() bool {
 		events, err := c.monitor.sock.GetEvents()
 		return err == nil && events&zmq4.POLLIN != 0
-	}, 5*time.Second, time.Millisecond, "the reason has arrived, and nobody has read it")
+	}, 30*time.Second, time.Millisecond, "the reason has arrived, and nobody has read it")
 	c.dealer.start("zmq: receive replies")
 	said := make(chan error, 1)
 	go func() { said <- c.greet(t.Context(), 0) }()
@@ -406,7 +407,7 @@ func TestAHelloThatComesTooLate(t *testing.T) {
 		c.dealer.mu.Lock()
 		defer c.dealer.mu.Unlock()
 		return c.link.sent > 0
-	}, 5*time.Second, time.Millisecond)
+	}, 30*time.Second, time.Millisecond)
 	c.unsent(c.link, zmq4.Errno(syscall.EAGAIN)) // as it is when ZeroMQ has ended the way to the server already
 	c.monitor.start("zmq: watch a connection")
 	err = <-said

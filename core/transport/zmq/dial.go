@@ -149,9 +149,12 @@ func (c *Conn) event(parts [][]byte) {
 		c.monitor.stop()
 	case zmq4.EVENT_HANDSHAKE_FAILED_AUTH:
 		c.fail(tqerr.New(tqerr.InvalidArgument, "the token is not that of the session at %s", c.address))
-	case zmq4.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq4.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+	case zmq4.EVENT_HANDSHAKE_FAILED_PROTOCOL:
 		c.unfit.Store(true)
 		c.fail(tqerr.New(tqerr.Unavailable, "the server at %s speaks another protocol", c.address))
+	case zmq4.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+		c.unfit.Store(true)
+		c.fail(tqerr.New(tqerr.Unavailable, "the server at %s has closed the connection in the middle of its greeting", c.address))
 	case zmq4.EVENT_CLOSED:
 		c.fail(tqerr.New(tqerr.Unavailable, "no server at %s", c.address))
 	case zmq4.EVENT_DISCONNECTED:

@@ -67,7 +67,7 @@ func TestAMessageToNobodyIsRefused(t *testing.T) {
 		s.router.mu.Lock()
 		defer s.router.mu.Unlock()
 		return nobody.err != nil
-	}, 5*time.Second, time.Millisecond)
+	}, 30*time.Second, time.Millisecond)
 	require.Equal(t, zmq4.Errno(syscall.EHOSTUNREACH), zmq4.AsErrno(nobody.err))
 	require.Equal(t, nobody.err, nobody.Send(&wire.Frame{Type: wire.FrameReply}, true))
 	requireAlive(t, c)
