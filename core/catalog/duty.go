@@ -159,7 +159,7 @@ func (c *Catalog) Chosen(partition string, keys []string) ([]schema.Sample, erro
 	out := make([]schema.Sample, 0, len(keys))
 	var missing []string
 	for _, key := range keys {
-		if i, ok := p.byKey[key]; ok {
+		if i, ok := c.find(p, key); ok {
 			out = append(out, c.sample(i))
 		} else {
 			missing = append(missing, key)
