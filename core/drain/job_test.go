@@ -30,6 +30,7 @@ type table struct {
 	most    int           // samples of one batch
 	takes   time.Duration // of a batch
 	leases  int64
+	silent  bool // the unit does not say what it holds
 	full    bool
 	busy    map[int64]bool
 	bad     map[int64]bool
@@ -129,8 +130,13 @@ func (t *table) Move(ctx context.Context, b *Batch, limit int64) (m Moved, err e
 	return m, nil
 }
 
-func (t *table) Held(context.Context, bool) (Held, error) {
+func (t *table) Held(ctx context.Context, _ bool) (Held, error) {
 	t.mu.Lock()
+	if t.silent {
+		t.mu.Unlock()
+		<-ctx.Done()
+		return Held{}, tqerr.New(tqerr.CodeOf(ctx.Err()), "over while it is asked")
+	}
 	defer t.mu.Unlock()
 	n := int64(len(t.there))
 	h := Held{Samples: n, Leases: t.leases}
@@ -213,6 +219,23 @@ func TestTimeIsOver(t *testing.T) {
 		require.Equal(t, 3*time.Second, end.Elapsed)
 		require.InDelta(t, 300, end.Moved.cells(), 30)
 		require.EqualValues(t, len(s.there), end.Remain)
+		require.Contains(t, end.Err, "3s")
+	})
+}
+
+func TestTimeIsOverWhileTheUnitIsAsked(t *testing.T) {
+	within(t, func(t *testing.T) {
+		s := newTable(3)
+		s.takes = time.Second
+		o := usual
+		o.Deadline = 3 * time.Second
+		end := run(t, s, o, func(*Job) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.silent = true
+		})
+		require.Equal(t, Partial, end.State, end.Err)
+		require.EqualValues(t, 3, end.Moved.cells())
 		require.Contains(t, end.Err, "3s")
 	})
 }
