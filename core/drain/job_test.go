@@ -32,6 +32,7 @@ type table struct {
 	leases  int64
 	silent  bool // the unit does not say what it holds
 	full    bool
+	away    bool // no other unit can be reached
 	busy    map[int64]bool
 	bad     map[int64]bool
 	lost    error
@@ -98,6 +99,9 @@ func (t *table) Move(ctx context.Context, b *Batch, limit int64) (m Moved, err e
 	t.most = max(t.most, len(b.Samples))
 	if t.lost != nil {
 		return Moved{Left: b.Samples}, &LostError{t.lost}
+	}
+	if t.away {
+		return Moved{Left: b.Samples}, tqerr.New(tqerr.Unavailable, "the connection is being made anew")
 	}
 	if t.full {
 		return Moved{Left: b.Samples}, tqerr.New(tqerr.ResourceExhausted, "full")
@@ -287,6 +291,26 @@ func TestAFullSessionIsAskedSeldom(t *testing.T) {
 		})
 		require.Equal(t, Succeeded, end.State)
 		require.Less(t, end.Elapsed, 62*time.Second)
+	})
+}
+
+// That no other unit can be reached for a while is no fault of the samples.
+func TestOtherUnitsAreAwayForAWhile(t *testing.T) {
+	within(t, func(t *testing.T) {
+		s := newTable(300)
+		s.away = true
+		end := run(t, s, usual, func(j *Job) {
+			time.Sleep(10 * time.Second)
+			st := j.Status()
+			require.Equal(t, Running, st.State)
+			require.Equal(t, map[string]int64{Retrying: 300}, st.Blocked)
+			require.Less(t, st.Attempts, int64(60))
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.away = false
+		})
+		require.Equal(t, Succeeded, end.State, end.Err)
+		require.Zero(t, end.Failed)
 	})
 }
 

@@ -73,6 +73,9 @@ func (j *Job) learn(ctx context.Context, b *Batch, r *result) error {
 	case noRoom(r.err):
 		j.walk.left = true
 		j.block(NoCapacity, len(m.Left))
+	case tqerr.CodeOf(r.err) == tqerr.Unavailable: // another unit is gone, or is being reached anew: that is no try of a cell
+		j.walk.left = true
+		j.block(Retrying, len(m.Left))
 	case errors.As(r.err, &cell):
 		j.failed(b, m.Left, cell)
 	default:
