@@ -103,9 +103,6 @@ func (t *table) Move(ctx context.Context, b *Batch, limit int64) (m Moved, err e
 	if t.away {
 		return Moved{Left: b.Samples}, tqerr.New(tqerr.Unavailable, "the connection is being made anew")
 	}
-	if t.full {
-		return Moved{Left: b.Samples}, tqerr.New(tqerr.ResourceExhausted, "full")
-	}
 	for i, s := range b.Samples {
 		switch {
 		case i > 0 && limit < each:
@@ -114,6 +111,9 @@ func (t *table) Move(ctx context.Context, b *Batch, limit int64) (m Moved, err e
 		case t.busy[s.Index] && !b.Wait:
 			m.Busy++
 			continue
+		case t.full:
+			m.Left = append(m.Left, b.Samples[i:]...)
+			return m, tqerr.New(tqerr.ResourceExhausted, "full")
 		case t.bad[s.Index]:
 			t.moves[s.Index]++
 			m.Left = append(m.Left, b.Samples[i:]...)
@@ -321,6 +321,22 @@ func TestSlowWritersAreWaitedForLast(t *testing.T) {
 		end := run(t, s, usual, nil)
 		require.Equal(t, Succeeded, end.State)
 		require.Equal(t, []int{1, 1}, []int{s.moves[3], s.moves[4]})
+	})
+}
+
+// Each sample that does not move is counted once, also by a walk that waits for writers.
+func TestWhatIsBlockedIsCountedOnce(t *testing.T) {
+	within(t, func(t *testing.T) {
+		s := newTable(300)
+		s.full, s.busy[0] = true, true
+		run(t, s, usual, func(j *Job) {
+			for range 9 {
+				time.Sleep(time.Second)
+				blocked := j.Status().Blocked
+				require.EqualValues(t, 300, blocked[NoCapacity]+blocked[Writing], "%v", blocked)
+			}
+			j.Cancel()
+		})
 	})
 }
 

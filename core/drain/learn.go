@@ -43,6 +43,9 @@ func (j *Job) round(ctx context.Context, batches []Batch) error {
 	all.Wait()
 	bytes := int64(0)
 	for i := range results {
+		if batches[i].Wait {
+			j.block(Writing, -1) // nobody is waited for any more
+		}
 		bytes += results[i].moved.bytes()
 		if err := j.learn(ctx, &batches[i], &results[i]); err != nil {
 			return err
