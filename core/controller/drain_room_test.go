@@ -159,7 +159,7 @@ func TestADrainWaitsForSlowWriters(t *testing.T) {
 				slow = append(slow, s.user().beginPut(b))
 			}
 		}
-		synctest.Wait() // the slow ones have begun
+		synctest.Wait()
 		job := u.drain(drainOf("unit-0")).Job
 		time.Sleep(time.Second)
 		status := u.job(wire.JobRequest{Job: job})

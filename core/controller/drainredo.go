@@ -44,7 +44,7 @@ func (s *Server) drainAgain() {
 		again := s.newDraining(&d.request)
 		d.mover = again.mover
 		d.job = drain.New(d, d.options(), nil)
-		d.job.Start(s.ctx)
+		d.runLocked()
 	}
 }
 

@@ -141,9 +141,11 @@ func (m *mover) claim(ctx context.Context, b *drain.Batch, moved *drain.Moved) (
 		k.groups[i].read()
 	}
 	s.mu.Unlock()
+	answers, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
 	for i := range k.groups {
 		if err == nil {
-			err = m.lease(ctx, &k.groups[i])
+			err = m.lease(answers, &k.groups[i])
 		} else {
 			k.groups[i].giveUp()
 		}
