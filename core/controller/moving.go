@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"transferqueue/core/drain"
-	"transferqueue/core/schema"
 	"transferqueue/core/store"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/unit"
@@ -38,6 +37,8 @@ const (
 	toMemory = "memory"   // as if it was put anew
 	toDisk   = "disk"
 )
+
+var tierPolicies = []string{keepTier, toMemory, toDisk}
 
 // claimed is samples that nobody else writes.
 type claimed struct {
@@ -336,27 +337,4 @@ func (g *leasedGroup) rowBytes(row int) (sum int64) {
 		sum += o[row+1] - o[row]
 	}
 	return sum
-}
-
-var tierPolicies = []string{keepTier, toMemory, toDisk}
-
-// free returns those of the samples that no set has.
-func (s *writeSets) free(partition string, samples []schema.Sample) []schema.Sample {
-	out := samples
-	for _, w := range s.list {
-		if !w.all && w.partition != partition {
-			continue
-		}
-		if w.all || w.samples == nil {
-			return nil
-		}
-		taken := func(x schema.Sample) bool {
-			_, has := slices.BinarySearch(w.samples, x.Index)
-			return has
-		}
-		if slices.ContainsFunc(out, taken) {
-			out = slices.DeleteFunc(slices.Clone(out), taken)
-		}
-	}
-	return out
 }
