@@ -89,7 +89,7 @@ func (d *draining) record(o origin) *drainRecord {
 	return r
 }
 
-// named is the unit of a name, nil: there is none.
+// unitNamed is the unit of a name, nil: there is none.
 func (s *Server) unitNamed(name string) node {
 	for _, n := range s.nodes.Load().order {
 		if n.Name() == name {
@@ -253,17 +253,6 @@ func (d *draining) End(st drain.Status) error {
 	}
 	s.setDutyLocked(id, duty)
 	return err
-}
-
-// misplaced reports whether rows were staged where they do not belong any more. What is told to go elsewhere before anybody waits
-// for it cannot keep a unit from becoming empty, or come to it when it is.
-func (t *txn) misplaced() bool {
-	if !t.s.cordoned.Load() || len(t.shares) == 0 || t.shares[0].staged == nil {
-		return false
-	}
-	t.s.mu.RLock()
-	defer t.s.mu.RUnlock()
-	return tqerr.CodeOf(t.s.mu.cat.Settled(&t.write, t.units)) == tqerr.Conflict
 }
 
 // setDutyLocked changes what a unit does. Called with mu held.

@@ -27,6 +27,7 @@ func (r *recovering) duty(_ uint64, record []byte) error {
 	}
 	if err == nil {
 		r.s.mu.cat.SetDuty(x.Unit, catalog.Duty(x.Duty))
+		r.s.doneLocked(x.Origin, nil)
 	}
 	return err
 }
