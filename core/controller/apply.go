@@ -123,6 +123,17 @@ func (t *txn) restage(ctx context.Context, stage stager) error {
 	return nil
 }
 
+// misplaced reports whether rows were staged where they do not belong any more. What is told to go elsewhere before anybody waits
+// for it cannot keep a unit from becoming empty, or come to it when it is.
+func (t *txn) misplaced() bool {
+	if !t.s.cordoned.Load() || len(t.shares) == 0 || t.shares[0].staged == nil {
+		return false
+	}
+	t.s.mu.RLock()
+	defer t.s.mu.RUnlock()
+	return tqerr.CodeOf(t.s.mu.cat.Settled(&t.write, t.units)) == tqerr.Conflict
+}
+
 // copyFrom copies staged bytes row by row from another staging of the same write.
 func (t *txn) copyFrom(ctx context.Context, old *txn) error {
 	t.s.mapped.RLock()

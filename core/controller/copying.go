@@ -85,7 +85,7 @@ func (m *mover) plan(ctx context.Context, g *leasedGroup, rows int) ([]*movedPar
 	}
 	for _, p := range parts {
 		p.own = true
-		p.readLocked()
+		p.read()
 	}
 	var err error
 	for _, p := range parts {

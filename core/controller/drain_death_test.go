@@ -16,6 +16,7 @@ import (
 	"transferqueue/core/internal/vfs"
 	"transferqueue/core/journal"
 	"transferqueue/core/tqerr"
+	"transferqueue/core/transport"
 	"transferqueue/core/transport/memnet"
 	"transferqueue/core/unit"
 	"transferqueue/core/wire"
@@ -87,6 +88,33 @@ func (s *system) dieDraining(t *testing.T, at int, power bool) (died bool) {
 	require.Equal(t, []int64{0, 1, 2, 3, 4, 5, 6, 7, 8}, u.values(keys...), "write %d", at)
 	time.Sleep(2 * time.Minute) // nobody is awaited any more
 	return died
+}
+
+// An uncordon that comes again, because the controller has died before its answer arrived, does not end what began meanwhile.
+func TestAnUncordonHappensOnce(t *testing.T) {
+	within(t, setup{units: 2, remote: true, journal: journal.Relaxed}, func(t *testing.T, s *system) {
+		u := s.user()
+		require.Equal(t, "SUCCEEDED", u.drained(drainOf("unit-0")).State)
+		body, err := wire.Marshal(&wire.UncordonRequest{Unit: "unit-0"})
+		require.NoError(t, err)
+		peer := transport.Peer{ID: 99}
+		ask := func() tqerr.Code {
+			answers := make(chan *wire.Reply, 1)
+			r := &wire.Request{Op: wire.OpUncordon, Sequence: wire.Sequence(1, 1), Body: body}
+			s.server.Serve(t.Context(), peer, r, func(r *wire.Reply) { answers <- r })
+			return (<-answers).Code
+		}
+		require.Equal(t, tqerr.OK, ask())
+		require.Equal(t, "ACTIVE", u.state("unit-0"))
+		require.Equal(t, "SUCCEEDED", u.drained(drainOf("unit-0")).State)
+		s.mortal.die()
+		synctest.Wait()
+		s.restart()
+		require.Equal(t, tqerr.OK, ask())
+		require.Equal(t, "DRAINED", s.user().state("unit-0"))
+		s.server.Gone(peer)
+		time.Sleep(2 * time.Minute) // nobody is awaited any more
+	})
 }
 
 // A unit dies at each message of a drain. When it is the one that is drained, the job has failed and says why, and what has not moved
@@ -283,4 +311,34 @@ func TestADrainLeavesWhatIsDamaged(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A unit that does not answer holds a batch up for a while, and then the samples move to another one.
+func TestADrainPassesAUnitThatHangs(t *testing.T) {
+	within(t, setup{units: 3, remote: true}, func(t *testing.T, s *system) {
+		u := s.user()
+		for i, key := range keysOf(9) {
+			u.put(s.rows(narrow, []string{key}, int64(i)))
+		}
+		var mine []string
+		for _, key := range keysOf(9) {
+			if s.lies(u, key) == 1 {
+				mine = append(mine, key)
+			}
+		}
+		remove := s.hosts[0].net.Inject(memnet.Fault{
+			Do: memnet.DelayReply, Chance: 1, Delay: 10 * time.Minute, When: func(_ uint64, r *wire.Request) bool { return r.Op == wire.OpUnitStage },
+		})
+		job := u.drain(drainOf("unit-1")).Job
+		time.Sleep(time.Second)
+		begun := time.Now()
+		u.put(s.rows(narrow, mine, fill(len(mine), 70)...))
+		require.InDelta(t, 29, time.Since(begun).Seconds(), 2, "who writes waits so long")
+		end := u.job(wire.JobRequest{Job: job, Wait: true})
+		remove()
+		require.Equal(t, "SUCCEEDED", end.State, end.Err)
+		require.InDelta(t, 30_000, end.ElapsedMS, 2000)
+		require.Equal(t, fill(len(mine), 70), u.values(mine...))
+		time.Sleep(time.Hour)
+	})
 }

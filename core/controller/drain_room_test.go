@@ -59,6 +59,28 @@ func TestADrainOfFullMemory(t *testing.T) {
 	})
 }
 
+// Room for a part of a batch on each of several units is room: what one of them cannot take as a whole is divided.
+func TestADrainDividesWhatNoUnitHasRoomFor(t *testing.T) {
+	for name, o := range map[string]setup{"bytes": {units: 3, limit: 8 * wideBytes}, "samples": {units: 3, samples: 24}} {
+		t.Run(name, func(t *testing.T) {
+			with(t, o, func(t *testing.T, s *system) {
+				u := s.user()
+				keys := keysOf(15)
+				for i, key := range keys { // five on each unit, where three more have room
+					u.put(s.rows(wide, []string{key}, int64(i)))
+				}
+				for i := range s.units {
+					require.EqualValues(t, 5, s.held(i).Cells)
+				}
+				end := u.drained(drainOf("unit-0"))
+				require.Equal(t, "SUCCEEDED", end.State, end.Err)
+				require.Zero(t, s.held(0))
+				require.Len(t, u.values(keys...), len(keys))
+			})
+		})
+	}
+}
+
 // diskOf is the disk of unit i, a failing one for the first.
 func diskOf(t *testing.T, i int, failing vfs.Disk) *unit.Disk {
 	d := unit.Disk{
@@ -179,7 +201,7 @@ func TestADrainWaitsForSlowWriters(t *testing.T) {
 				slow = append(slow, s.user().beginPut(b))
 			}
 		}
-		synctest.Wait() // the slow ones have begun
+		synctest.Wait()
 		job := u.drain(drainOf("unit-0")).Job
 		time.Sleep(time.Second)
 		status := u.job(wire.JobRequest{Job: job})

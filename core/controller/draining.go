@@ -8,6 +8,7 @@ import (
 
 	"transferqueue/core/catalog"
 	"transferqueue/core/drain"
+	"transferqueue/core/guard"
 	"transferqueue/core/schema"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/wire"
@@ -18,7 +19,6 @@ type drains struct {
 	byID  map[uint64]*draining
 	last  uint64
 	moves int // that are no drains
-	under sync.WaitGroup
 }
 
 // keptDrains is how many jobs that have ended are remembered.
@@ -89,7 +89,7 @@ func (d *draining) record(o origin) *drainRecord {
 	return r
 }
 
-// named is the unit of a name, nil: there is none.
+// unitNamed is the unit of a name, nil: there is none.
 func (s *Server) unitNamed(name string) node {
 	for _, n := range s.nodes.Load().order {
 		if n.Name() == name {
@@ -129,21 +129,48 @@ func (s *Server) startDraining(d *draining, held drain.Held, o origin) (*wire.Jo
 	d.job = drain.New(d, d.options(), &held)
 	reply := d.reply(d.job.Status())
 	s.doneLocked(o, reply)
-	d.job.Start(s.ctx)
+	d.runLocked()
 	return reply, nil
 }
 
-// waitForMoves returns when nothing is copied any more, after the server was told to close.
-func (s *Server) waitForMoves() {
-	s.mu.RLock()
-	jobs := slices.Collect(maps.Values(s.mu.drains.byID))
-	s.mu.RUnlock()
-	for _, d := range jobs {
-		if d.job != nil {
-			<-d.job.Done()
-		}
+// underway counts what copies samples, so that Close can wait for its end. It has a lock of its own, because mu may never become
+// free when a handler has panicked.
+type underway struct {
+	mu     sync.Mutex
+	all    sync.WaitGroup
+	closed bool
+}
+
+// begin counts something until end is called; false: nothing begins any more.
+func (u *underway) begin() bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if !u.closed {
+		u.all.Add(1)
 	}
-	s.mu.drains.under.Wait()
+	return !u.closed
+}
+
+func (u *underway) end() { u.all.Done() }
+
+// close returns when nothing is copied any more.
+func (u *underway) close() {
+	u.mu.Lock()
+	u.closed = true
+	u.mu.Unlock()
+	u.all.Wait()
+}
+
+// runLocked starts a job, unless the server closes.
+func (d *draining) runLocked() {
+	if !d.s.moving.begin() {
+		return
+	}
+	d.job.Start(d.s.ctx)
+	guard.Go("drain", func() {
+		<-d.job.Done()
+		d.s.moving.end()
+	})
 }
 
 // List implements drain.Session.
@@ -226,17 +253,6 @@ func (d *draining) End(st drain.Status) error {
 	}
 	s.setDutyLocked(id, duty)
 	return err
-}
-
-// misplaced reports whether rows were staged where they do not belong any more. What is told to go elsewhere before anybody waits
-// for it cannot keep a unit from becoming empty, or come to it when it is.
-func (t *txn) misplaced() bool {
-	if !t.s.cordoned.Load() || len(t.shares) == 0 || t.shares[0].staged == nil {
-		return false
-	}
-	t.s.mu.RLock()
-	defer t.s.mu.RUnlock()
-	return tqerr.CodeOf(t.s.mu.cat.Settled(&t.write, t.units)) == tqerr.Conflict
 }
 
 // setDutyLocked changes what a unit does. Called with mu held.

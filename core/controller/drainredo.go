@@ -27,6 +27,7 @@ func (r *recovering) duty(_ uint64, record []byte) error {
 	}
 	if err == nil {
 		r.s.mu.cat.SetDuty(x.Unit, catalog.Duty(x.Duty))
+		r.s.doneLocked(x.Origin, nil)
 	}
 	return err
 }
@@ -43,7 +44,7 @@ func (s *Server) drainAgain() {
 		again := s.newDraining(&d.request)
 		d.mover = again.mover
 		d.job = drain.New(d, d.options(), nil)
-		d.job.Start(s.ctx)
+		d.runLocked()
 	}
 }
 

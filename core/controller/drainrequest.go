@@ -198,7 +198,7 @@ func (c *call) uncordon() (any, error) {
 	if d := s.mu.drains.of(r.Unit); d != nil {
 		return nil, tqerr.New(tqerr.InvalidState, "unit %q is being drained by job %d; cancel that first", r.Unit, d.id)
 	}
-	if _, err := s.noteLocked(false, recordDuty, &dutyRecord{Unit: n.ID(), Duty: uint8(catalog.Active)}); err != nil {
+	if _, err := s.noteLocked(false, recordDuty, &dutyRecord{Origin: c.origin(), Unit: n.ID(), Duty: uint8(catalog.Active)}); err != nil {
 		return nil, err
 	}
 	s.setDutyLocked(n.ID(), catalog.Active)

@@ -5,13 +5,31 @@ import (
 	"errors"
 	"time"
 
+	"transferqueue/core/drain"
 	"transferqueue/core/guard"
 	"transferqueue/core/schema"
 	"transferqueue/core/unit"
 )
 
+// answerTime is how long a unit that does not answer holds those up who write to samples that move; a copy may take longer when it
+// has more bytes than slowBytes make in that time.
+const (
+	answerTime = 30 * time.Second
+	slowBytes  = 1 << 20 // per second
+)
+
+func copyTime(parts []*movedPart) time.Duration {
+	var all drain.Counted
+	for _, p := range parts {
+		p.count(&all)
+	}
+	return answerTime + time.Duration((all.Bytes[drain.Memory]+all.Bytes[drain.LocalDisk])/slowBytes)*time.Second
+}
+
 // moveTo moves samples to one unit, all or nothing. source tells that an error is not due to that unit.
 func (m *mover) moveTo(ctx context.Context, to node, g *leasedGroup, rows int, parts []*movedPart) (source bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, copyTime(parts))
+	defer cancel()
 	shares, source, err := m.copy(ctx, to, g.Partition, parts)
 	if err != nil {
 		return source, err

@@ -72,16 +72,16 @@ func (s *Server) moveAside(ctx context.Context, do func() error) error {
 	count := func(n int) error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if n > 0 && s.ctx.Err() != nil {
-			return errClosed
-		}
 		_, err := s.noteLocked(false, recordMoving, &movingRecord{s.mu.drains.moves + n})
 		if err == nil || n < 0 {
 			s.mu.drains.moves += n
-			s.mu.drains.under.Add(n)
 		}
 		return err
 	}
+	if !s.moving.begin() {
+		return errClosed
+	}
+	defer s.moving.end()
 	if err := count(1); err != nil {
 		return err
 	}

@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"transferqueue/core/drain"
-	"transferqueue/core/schema"
 	"transferqueue/core/store"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/unit"
@@ -38,6 +37,8 @@ const (
 	toMemory = "memory"   // as if it was put anew
 	toDisk   = "disk"
 )
+
+var tierPolicies = []string{keepTier, toMemory, toDisk}
 
 // claimed is samples that nobody else writes.
 type claimed struct {
@@ -86,7 +87,7 @@ func wholeSample(err error, b *drain.Batch, g *leasedGroup) error {
 	var cell *drain.CellError
 	var gone *drain.LostError
 	switch {
-	case errors.As(err, &gone) || drain.NoRoom(err) || tqerr.CodeOf(err) == tqerr.Cancelled:
+	case errors.As(err, &gone) || noRoom(err) || tqerr.CodeOf(err) == tqerr.Cancelled:
 	case errors.As(err, &cell):
 		cell.Fields = g.Fields
 	case len(b.Samples) == 1:
@@ -117,11 +118,14 @@ func (m *mover) claim(ctx context.Context, b *drain.Batch, moved *drain.Moved) (
 	s.mu.Lock()
 	free := b.Samples
 	if !b.Wait {
-		if free = s.mu.writes.free(b.Partition, b.Samples); len(free) < len(b.Samples) {
-			moved.Busy = len(b.Samples) - len(free)
-		}
+		free = s.mu.writes.free(b.Partition, b.Samples)
+		moved.Busy = len(b.Samples) - len(free)
 	}
 	k = &claimed{set: newWriteSet(b.Partition, nil, free, false)}
+	if len(free) == 0 { // it would wait in line for nothing
+		s.mu.Unlock()
+		return k, nil
+	}
 	if granted := s.mu.writes.enter(k.set); !granted {
 		s.mu.Unlock()
 		mine := k.set
@@ -135,12 +139,14 @@ func (m *mover) claim(ctx context.Context, b *drain.Batch, moved *drain.Moved) (
 	}
 	moved.Samples += len(free) // those that are not there any more
 	for i := range k.groups {
-		k.groups[i].readLocked()
+		k.groups[i].read()
 	}
 	s.mu.Unlock()
+	answers, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
 	for i := range k.groups {
 		if err == nil {
-			err = m.lease(ctx, &k.groups[i])
+			err = m.lease(answers, &k.groups[i])
 		} else {
 			k.groups[i].giveUp()
 		}
@@ -156,8 +162,8 @@ func (m *mover) claim(ctx context.Context, b *drain.Batch, moved *drain.Moved) (
 	return k, nil
 }
 
-// readLocked puts the read of the cells of a group in line.
-func (g *leasedGroup) readLocked() {
+// read puts the read of the cells of a group in line. Called with mu held, or while nobody else may write them.
+func (g *leasedGroup) read() {
 	if len(g.Fields) > 0 {
 		g.reading = g.unit.Read(&unit.Query{Partition: g.Partition, Fields: g.Fields, Samples: g.Samples, Inline: -1, Later: true})
 	}
@@ -208,24 +214,29 @@ func (m *mover) cellError(g *leasedGroup, err error) error {
 	return e
 }
 
-// moveGroup moves the first samples of a group that have limit bytes, at least one, and returns how many. Fewer move when there is
-// no room for all of them on any unit.
+// moveGroup moves the first samples of a group that have limit bytes, at least one, and returns how many. Where no unit has room for
+// all of them it tries fewer.
 func (m *mover) moveGroup(ctx context.Context, g *leasedGroup, limit int64, moved *drain.Moved) (rows int, err error) {
 	if rows = g.rowsOf(limit); rows == 1 && m.atMost > 0 && g.rowBytes(0) > m.atMost {
 		return 0, nil
 	}
-	for ; rows > 0; rows /= 2 {
-		if err = m.moveRows(ctx, g, rows, moved); !drain.NoRoom(err) {
-			break
+	for {
+		if err = m.moveRows(ctx, g, rows, moved); err == nil {
+			return rows, nil
 		}
+		if rows == 1 || !noRoom(err) {
+			return 0, err
+		}
+		rows /= 2
 	}
-	if err != nil {
-		return 0, err
-	}
-	return rows, nil
 }
 
-// moveRows moves the first rows of a group to one unit.
+func noRoom(err error) bool {
+	code := tqerr.CodeOf(err)
+	return code == tqerr.ResourceExhausted || code == tqerr.CapacityExceeded
+}
+
+// moveRows moves the first samples of a group to one unit, or none of them.
 func (m *mover) moveRows(ctx context.Context, g *leasedGroup, rows int, moved *drain.Moved) error {
 	parts, err := m.plan(ctx, g, rows)
 	if err != nil {
@@ -246,7 +257,7 @@ func (m *mover) moveRows(ctx context.Context, g *leasedGroup, rows int, moved *d
 			m.count(rows, parts, moved)
 			return nil
 		}
-		if source || ctx.Err() != nil || m.from.Lost() != nil {
+		if source || errors.Is(err, errUnsure) || ctx.Err() != nil || m.from.Lost() != nil {
 			break
 		}
 	}
@@ -326,27 +337,4 @@ func (g *leasedGroup) rowBytes(row int) (sum int64) {
 		sum += o[row+1] - o[row]
 	}
 	return sum
-}
-
-var tierPolicies = []string{keepTier, toMemory, toDisk}
-
-// free returns those of the samples that no set has.
-func (s *writeSets) free(partition string, samples []schema.Sample) []schema.Sample {
-	out := samples
-	for _, w := range s.list {
-		if !w.all && w.partition != partition {
-			continue
-		}
-		if w.all || w.samples == nil {
-			return nil
-		}
-		taken := func(x schema.Sample) bool {
-			_, has := slices.BinarySearch(w.samples, x.Index)
-			return has
-		}
-		if slices.ContainsFunc(out, taken) {
-			out = slices.DeleteFunc(slices.Clone(out), taken)
-		}
-	}
-	return out
 }

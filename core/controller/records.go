@@ -214,8 +214,9 @@ type moveRecord struct {
 }
 
 type dutyRecord struct {
-	Unit uint32
-	Duty uint8
+	Origin origin
+	Unit   uint32
+	Duty   uint8
 }
 
 type movingRecord struct{ Moves int }

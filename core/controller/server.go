@@ -103,6 +103,7 @@ type Server struct {
 	lent   transport.Loans
 
 	cordoned atomic.Bool // some unit takes no samples
+	moving   underway
 }
 
 // New starts a server without a journal over units that nobody else uses.
@@ -165,7 +166,7 @@ func (s *Server) Close() {
 		for _, n := range all {
 			n.disconnect()
 		}
-		s.waitForMoves()
+		s.moving.close()
 		s.lent.Recall()
 		s.mapped.Lock()
 		defer s.mapped.Unlock()

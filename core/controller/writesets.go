@@ -79,6 +79,27 @@ type writeSets struct {
 // idle reports that no writer takes time, so that an instant write needs no set.
 func (s *writeSets) idle() bool { return len(s.list) == 0 }
 
+// free returns those of the samples that no set has.
+func (s *writeSets) free(partition string, samples []schema.Sample) []schema.Sample {
+	out := samples
+	for _, w := range s.list {
+		if !w.all && w.partition != partition {
+			continue
+		}
+		if w.all || w.samples == nil {
+			return nil
+		}
+		taken := func(x schema.Sample) bool {
+			_, has := slices.BinarySearch(w.samples, x.Index)
+			return has
+		}
+		if slices.ContainsFunc(out, taken) {
+			out = slices.DeleteFunc(slices.Clone(out), taken)
+		}
+	}
+	return out
+}
+
 // enter appends a set and reports whether it is granted already.
 func (s *writeSets) enter(w *writeSet) bool {
 	free := !slices.ContainsFunc(s.list, w.conflicts)

@@ -52,7 +52,7 @@ const (
 const (
 	NoCapacity = "NO_CAPACITY" // no other unit has room
 	Writing    = "WRITING"     // somebody writes it who takes time
-	Retrying   = "RETRYING"    // it has failed and is tried again
+	Retrying   = "RETRYING"    // it has failed, or no other unit can be reached, and is tried again
 	Pinned     = "PINNED"      // readers hold what has moved already
 	Staged     = "STAGED"      // writes are staged on the unit
 	Clearing   = "CLEARING"    // the unit has not answered to a clear
@@ -68,7 +68,7 @@ const (
 // Options of a job.
 type Options struct {
 	Slots    int           // batches at a time
-	Inflight int64         // bytes of all batches at a time; a sample that is larger moves alone
+	Inflight int64         // bytes of all batches at a time; a sample that is larger is a batch of its own
 	Rate     int64         // bytes per second, 0: no limit
 	Deadline time.Duration // 0: none
 	Attempts int           // tries of a cell

@@ -174,7 +174,7 @@ func (j *Job) run() error {
 	}
 	defer cancel()
 	if !j.counted {
-		held, err := j.s.Held(ctx, false)
+		held, err := j.held(ctx, false)
 		if err != nil {
 			return err
 		}
@@ -263,9 +263,18 @@ func (j *Job) without(b Batch) Batch {
 	return b
 }
 
+// held asks the unit what it holds. When the time of the job is over meanwhile, the error is that of ctx, which is not about the unit.
+func (j *Job) held(ctx context.Context, recount bool) (Held, error) {
+	held, err := j.s.Held(ctx, recount)
+	if err != nil && ctx.Err() != nil {
+		err = ctx.Err()
+	}
+	return held, err
+}
+
 // settled reports whether the unit holds nothing any more, and notes why it does.
 func (j *Job) settled(ctx context.Context) (bool, error) {
-	held, err := j.s.Held(ctx, j.pause >= recountPause)
+	held, err := j.held(ctx, j.pause >= recountPause)
 	if err != nil || held.empty() {
 		return err == nil, err
 	}

@@ -30,7 +30,9 @@ type table struct {
 	most    int           // samples of one batch
 	takes   time.Duration // of a batch
 	leases  int64
+	silent  bool // the unit does not say what it holds
 	full    bool
+	away    bool // no other unit can be reached
 	busy    map[int64]bool
 	bad     map[int64]bool
 	lost    error
@@ -98,8 +100,8 @@ func (t *table) Move(ctx context.Context, b *Batch, limit int64) (m Moved, err e
 	if t.lost != nil {
 		return Moved{Left: b.Samples}, &LostError{t.lost}
 	}
-	if t.full {
-		return Moved{Left: b.Samples}, tqerr.New(tqerr.ResourceExhausted, "full")
+	if t.away {
+		return Moved{Left: b.Samples}, tqerr.New(tqerr.Unavailable, "the connection is being made anew")
 	}
 	for i, s := range b.Samples {
 		switch {
@@ -109,6 +111,9 @@ func (t *table) Move(ctx context.Context, b *Batch, limit int64) (m Moved, err e
 		case t.busy[s.Index] && !b.Wait:
 			m.Busy++
 			continue
+		case t.full:
+			m.Left = append(m.Left, b.Samples[i:]...)
+			return m, tqerr.New(tqerr.ResourceExhausted, "full")
 		case t.bad[s.Index]:
 			t.moves[s.Index]++
 			m.Left = append(m.Left, b.Samples[i:]...)
@@ -129,8 +134,13 @@ func (t *table) Move(ctx context.Context, b *Batch, limit int64) (m Moved, err e
 	return m, nil
 }
 
-func (t *table) Held(context.Context, bool) (Held, error) {
+func (t *table) Held(ctx context.Context, _ bool) (Held, error) {
 	t.mu.Lock()
+	if t.silent {
+		t.mu.Unlock()
+		<-ctx.Done()
+		return Held{}, tqerr.New(tqerr.CodeOf(ctx.Err()), "over while it is asked")
+	}
 	defer t.mu.Unlock()
 	n := int64(len(t.there))
 	h := Held{Samples: n, Leases: t.leases}
@@ -217,6 +227,23 @@ func TestTimeIsOver(t *testing.T) {
 	})
 }
 
+func TestTimeIsOverWhileTheUnitIsAsked(t *testing.T) {
+	within(t, func(t *testing.T) {
+		s := newTable(3)
+		s.takes = time.Second
+		o := usual
+		o.Deadline = 3 * time.Second
+		end := run(t, s, o, func(*Job) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.silent = true
+		})
+		require.Equal(t, Partial, end.State, end.Err)
+		require.EqualValues(t, 3, end.Moved.cells())
+		require.Contains(t, end.Err, "3s")
+	})
+}
+
 func TestCancelEndsABatchThatIsUnderWay(t *testing.T) {
 	within(t, func(t *testing.T) {
 		s := newTable(10)
@@ -267,6 +294,26 @@ func TestAFullSessionIsAskedSeldom(t *testing.T) {
 	})
 }
 
+// That no other unit can be reached for a while is no fault of the samples.
+func TestOtherUnitsAreAwayForAWhile(t *testing.T) {
+	within(t, func(t *testing.T) {
+		s := newTable(300)
+		s.away = true
+		end := run(t, s, usual, func(j *Job) {
+			time.Sleep(10 * time.Second)
+			st := j.Status()
+			require.Equal(t, Running, st.State)
+			require.Equal(t, map[string]int64{Retrying: 300}, st.Blocked)
+			require.Less(t, st.Attempts, int64(60))
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.away = false
+		})
+		require.Equal(t, Succeeded, end.State, end.Err)
+		require.Zero(t, end.Failed)
+	})
+}
+
 func TestSlowWritersAreWaitedForLast(t *testing.T) {
 	within(t, func(t *testing.T) {
 		s := newTable(300)
@@ -274,6 +321,22 @@ func TestSlowWritersAreWaitedForLast(t *testing.T) {
 		end := run(t, s, usual, nil)
 		require.Equal(t, Succeeded, end.State)
 		require.Equal(t, []int{1, 1}, []int{s.moves[3], s.moves[4]})
+	})
+}
+
+// Each sample that does not move is counted once, also by a walk that waits for writers.
+func TestWhatIsBlockedIsCountedOnce(t *testing.T) {
+	within(t, func(t *testing.T) {
+		s := newTable(300)
+		s.full, s.busy[0] = true, true
+		run(t, s, usual, func(j *Job) {
+			for range 9 {
+				time.Sleep(time.Second)
+				blocked := j.Status().Blocked
+				require.EqualValues(t, 300, blocked[NoCapacity]+blocked[Writing], "%v", blocked)
+			}
+			j.Cancel()
+		})
 	})
 }
 

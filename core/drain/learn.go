@@ -43,6 +43,9 @@ func (j *Job) round(ctx context.Context, batches []Batch) error {
 	all.Wait()
 	bytes := int64(0)
 	for i := range results {
+		if batches[i].Wait {
+			j.block(Writing, -1) // nobody is waited for any more
+		}
 		bytes += results[i].moved.bytes()
 		if err := j.learn(ctx, &batches[i], &results[i]); err != nil {
 			return err
@@ -70,9 +73,12 @@ func (j *Job) learn(ctx context.Context, b *Batch, r *result) error {
 		return ctx.Err()
 	case lost(r.err):
 		return r.err
-	case NoRoom(r.err):
+	case noRoom(r.err):
 		j.walk.left = true
 		j.block(NoCapacity, len(m.Left))
+	case tqerr.CodeOf(r.err) == tqerr.Unavailable: // another unit is gone, or is being reached anew: that is no try of a cell
+		j.walk.left = true
+		j.block(Retrying, len(m.Left))
 	case errors.As(r.err, &cell):
 		j.failed(b, m.Left, cell)
 	default:
@@ -81,8 +87,7 @@ func (j *Job) learn(ctx context.Context, b *Batch, r *result) error {
 	return nil
 }
 
-// NoRoom reports that an error says that no unit has room.
-func NoRoom(err error) bool {
+func noRoom(err error) bool {
 	code := tqerr.CodeOf(err)
 	return code == tqerr.ResourceExhausted || code == tqerr.CapacityExceeded
 }

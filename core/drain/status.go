@@ -121,7 +121,9 @@ func (j *Job) block(reason string, n int) {
 	if j.mu.Blocked == nil {
 		j.mu.Blocked = map[string]int64{}
 	}
-	j.mu.Blocked[reason] += int64(n)
+	if j.mu.Blocked[reason] += int64(n); j.mu.Blocked[reason] == 0 {
+		delete(j.mu.Blocked, reason)
+	}
 }
 
 func (j *Job) unblock() {

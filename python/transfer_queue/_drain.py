@@ -203,7 +203,7 @@ def drain(
         unit: name of the unit, see `list_units`.
         targets: names of the units that take its samples; None: all others that are active.
         max_slots: batches of samples that move at a time.
-        max_inflight_bytes: their bytes together; a sample that has more moves alone.
+        max_inflight_bytes: their bytes together; a sample that has more is a batch of its own.
         rate_bytes_per_s: bytes that move in a second on average; None: as fast as it goes.
         deadline_s: seconds after which the job ends with what it has achieved; None: none.
         max_attempts: how often a cell is tried.

@@ -177,7 +177,7 @@ def test_the_source_is_killed(disks: Disks, part: float) -> None:
     keys = [f"k{i}" for i in range(60)]
     for i, key in enumerate(keys):
         tq.kv_put(key, "p", fields={"x": torch.full((40_000,), i)})
-    job = tq.drain("unit-a", rate_bytes_per_s=8_000_000, max_slots=1)
+    job = tq.drain("unit-a", rate_bytes_per_s=1_500_000, max_slots=1)
     until(lambda: job.status().cells_moved >= part * job.status().cells_total, "it is so far")
     disks.children[0].signal(signal.SIGKILL)
     end = job.wait(timeout=30)
@@ -219,7 +219,7 @@ def test_a_durable_source_is_killed_and_comes_back(
         hosts.start("unit-b")
         for i in range(40):
             tq.kv_put(f"k{i}", "p", fields={"x": torch.full((40_000,), i)})
-        job = tq.drain("unit-a", rate_bytes_per_s=8_000_000, max_slots=1)
+        job = tq.drain("unit-a", rate_bytes_per_s=1_500_000, max_slots=1)
         until(lambda: job.status().cells_moved > 3, "it has begun")
         hosts.kill("unit-a")
         assert job.wait(timeout=30).state == "FAILED"
