@@ -144,6 +144,39 @@ func TestADrainKeepsWhatIsShared(t *testing.T) {
 	})
 }
 
+// A writer that hangs does not keep what has found no room from moving when there is some.
+func TestADrainDoesNotWaitForOneWriterAlone(t *testing.T) {
+	with(t, setup{units: 2, limit: 4 * wideBytes}, func(t *testing.T, s *system) {
+		u := s.user()
+		keys := keysOf(7)
+		for i, key := range keys[:3] {
+			u.put(s.rows(wide, []string{key}, int64(i)))
+		}
+		u.move(&wire.MoveRequest{Partition: "p", To: "unit-0"})
+		for i, key := range keys[3:] {
+			u.put(s.rows(wide, []string{key}, int64(3+i)))
+			u.move(&wire.MoveRequest{Partition: "p", Keys: wire.Strings{key}, To: "unit-1"})
+		}
+		require.Equal(t, []int64{3, 4}, []int64{s.held(0).Cells, s.held(1).Cells})
+		b := s.add(wide, keys[:1], 100)
+		b.Merge, b.Callable = "", []byte("sum")
+		slow := s.user().beginPut(b)
+		synctest.Wait()
+		job := u.drain(drainOf("unit-0")).Job
+		time.Sleep(time.Minute)
+		require.EqualValues(t, 3, u.job(wire.JobRequest{Job: job}).Remain)
+		u.clear(keys[3:]...)
+		time.Sleep(time.Minute)
+		status := u.job(wire.JobRequest{Job: job})
+		require.Equal(t, "RUNNING", status.State)
+		require.EqualValues(t, 1, status.Remain)
+		s.python(sums)
+		require.NoError(t, slow.wait().Err)
+		require.Equal(t, "SUCCEEDED", u.job(wire.JobRequest{Job: job, Wait: true}).State)
+		require.Equal(t, []int64{100, 1, 2}, u.values(keys[:3]...))
+	})
+}
+
 // Samples that fit on no unit together move to several, and of those that do not all fit as many as do.
 func TestADrainSplitsWhatIsTooLarge(t *testing.T) {
 	with(t, setup{units: 3, limit: 6 * wideBytes}, func(t *testing.T, s *system) {

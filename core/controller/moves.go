@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"slices"
+	"time"
 
 	"transferqueue/core/catalog"
 	"transferqueue/core/drain"
@@ -104,10 +105,12 @@ func (s *Server) on(n node, partition string, samples []schema.Sample) (out []sc
 const (
 	moveBytes   = 8 << 20
 	moveSamples = 256
+	moveWait    = 10 * time.Second // for a writer, then for the next one
 )
 
 // moveAll moves all samples that are on the source. Those that somebody writes it waits for at last, one by one.
 func (m *mover) moveAll(ctx context.Context, partition string, samples []schema.Sample) (sum drain.Moved, err error) {
+	wait := time.Duration(0)
 	for size := moveSamples; ; {
 		left := m.s.on(m.from, partition, samples)
 		if len(left) == 0 {
@@ -115,14 +118,14 @@ func (m *mover) moveAll(ctx context.Context, partition string, samples []schema.
 		}
 		before := sum.Samples
 		for some := range slices.Chunk(left, size) {
-			moved, err := m.move(ctx, &drain.Batch{Partition: partition, Samples: some, Wait: size == 1}, moveBytes)
+			moved, err := m.move(ctx, &drain.Batch{Partition: partition, Samples: some, Wait: wait}, moveBytes)
 			sum.Add(&moved)
 			if err != nil {
 				return sum, err
 			}
 		}
-		if size = moveSamples; sum.Samples == before {
-			size = 1
+		if size, wait = moveSamples, 0; sum.Samples == before {
+			size, wait = 1, moveWait
 		}
 	}
 }

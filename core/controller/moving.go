@@ -117,7 +117,7 @@ func (m *mover) claim(ctx context.Context, b *drain.Batch, moved *drain.Moved) (
 	s := m.s
 	s.mu.Lock()
 	free := b.Samples
-	if !b.Wait {
+	if b.Wait == 0 {
 		free = s.mu.writes.free(b.Partition, b.Samples)
 		moved.Busy = len(b.Samples) - len(free)
 	}
@@ -129,7 +129,13 @@ func (m *mover) claim(ctx context.Context, b *drain.Batch, moved *drain.Moved) (
 	if granted := s.mu.writes.enter(k.set); !granted {
 		s.mu.Unlock()
 		mine := k.set
-		if k.set, err = s.claim(ctx, mine, func() *writeSet { return mine }); err != nil {
+		line, cancel := context.WithTimeout(ctx, b.Wait)
+		defer cancel()
+		if k.set, err = s.claim(line, mine, func() *writeSet { return mine }); err != nil {
+			if ctx.Err() == nil && line.Err() != nil {
+				moved.Busy = len(free)
+				return &claimed{set: mine}, nil
+			}
 			return nil, err
 		}
 	}

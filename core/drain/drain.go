@@ -93,8 +93,8 @@ func (o *Options) limit() int64 {
 type Batch struct {
 	Partition string
 	Samples   []schema.Sample
-	// Wait has it wait in line with slow writers of its sample, which is the only one then.
-	Wait bool
+	// Wait is how long it waits in line with slow writers of its sample, which is the only one then; after that they are busy.
+	Wait time.Duration
 }
 
 // Counted is cells by tier.

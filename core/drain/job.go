@@ -50,7 +50,8 @@ type walk struct {
 	left     bool // something was there that may move later
 	busy     bool // some of it because somebody writes it
 	ended    bool
-	patient  bool // it waits for writers, because the walk before has found nothing else
+	// patience is how long it waits for each writer, because the walk before has found nothing else; 0: it passes them over.
+	patience time.Duration
 }
 
 // New makes a job. held is what its unit holds; nil: the job asks when it runs.
@@ -197,7 +198,11 @@ func (j *Job) run() error {
 				return err
 			}
 		}
-		j.walk = walk{patient: j.walk.busy && !j.walk.progress}
+		next := walk{}
+		if j.walk.busy && !j.walk.progress {
+			next.patience = min(max(2*j.walk.patience, leastPatience), mostPatience)
+		}
+		j.walk = next
 		if err := j.rest(ctx, freed); err != nil {
 			return err
 		}
@@ -228,13 +233,13 @@ func (j *Job) next() (out []Batch) {
 	out, j.queue = append(out, j.queue[:n]...), j.queue[n:]
 	for len(out) < j.opts.Slots && !j.walk.ended {
 		most := batchSamples
-		if j.walk.patient {
+		if j.walk.patience > 0 {
 			most = 1
 		}
 		b, next, end := j.s.List(j.cursor, most)
 		j.cursor, j.walk.ended = next, end
 		if b = j.without(b); len(b.Samples) > 0 {
-			b.Wait = j.walk.patient
+			b.Wait = j.walk.patience
 			out = append(out, b)
 		} else if len(out) == 0 && !end {
 			return nil // somebody may want to cancel
@@ -294,6 +299,10 @@ const (
 	leastPause   = 2 * time.Millisecond
 	mostPause    = time.Second
 	recountPause = 250 * time.Millisecond
+
+	// What has room again meanwhile waits as long as the job does for a writer that hangs.
+	leastPatience = 100 * time.Millisecond
+	mostPatience  = 10 * time.Second
 )
 
 // rest waits between two walks: longer and longer while nothing happens. Room that becomes free ends a long rest.

@@ -108,7 +108,7 @@ func (t *table) Move(ctx context.Context, b *Batch, limit int64) (m Moved, err e
 		case i > 0 && limit < each:
 			m.Left = append(m.Left, b.Samples[i:]...)
 			return m, nil
-		case t.busy[s.Index] && !b.Wait:
+		case t.busy[s.Index] && b.Wait == 0:
 			m.Busy++
 			continue
 		case t.full:

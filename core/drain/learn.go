@@ -25,7 +25,7 @@ func (j *Job) round(ctx context.Context, batches []Batch) error {
 	results := make([]result, len(batches))
 	var all sync.WaitGroup
 	for i := range batches {
-		if batches[i].Wait {
+		if batches[i].Wait > 0 {
 			j.block(Writing, 1)
 		}
 		all.Add(1)
@@ -43,7 +43,7 @@ func (j *Job) round(ctx context.Context, batches []Batch) error {
 	all.Wait()
 	bytes := int64(0)
 	for i := range results {
-		if batches[i].Wait {
+		if batches[i].Wait > 0 {
 			j.block(Writing, -1) // nobody is waited for any more
 		}
 		bytes += results[i].moved.bytes()
@@ -95,7 +95,7 @@ func noRoom(err error) bool {
 // requeue lets samples be tried next.
 func (j *Job) requeue(b *Batch, left []schema.Sample) {
 	if len(left) > 0 {
-		j.queue = append(j.queue, Batch{Partition: b.Partition, Samples: left, Wait: b.Wait && len(left) == 1})
+		j.queue = append(j.queue, Batch{Partition: b.Partition, Samples: left})
 	}
 }
 
