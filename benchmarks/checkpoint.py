@@ -18,6 +18,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import statistics
 import subprocess
 import tempfile
@@ -129,6 +130,7 @@ def main() -> None:
     given = options.parse_args()
     about = machine()
     print(", ".join(f"{name} {value}" for name, value in about.items()))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the folder is memory, and goes then too
     folder = Path(tempfile.mkdtemp(prefix="tqb", dir=given.folder))
     results = {}
     tq.init({"backend": {"SimpleStorage": {"num_data_storage_units": given.units}}})

@@ -17,6 +17,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -145,6 +146,7 @@ def main() -> None:
         print(json.dumps(on_disk(arguments.on_disk)))
         return
     os.environ.setdefault("TQ_RUNTIME_DIR", tempfile.mkdtemp(prefix="tqb"))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the folder is memory, and goes then too
     folder = tempfile.mkdtemp(prefix="tqb", dir=arguments.folder)
     try:
         report = run(arguments, folder)
