@@ -32,6 +32,15 @@ func physical(t testing.TB, dir string) (n int64) {
 	return n
 }
 
+// requirePhysical allows one more page for each values file: where ext4 keeps the places of a file in pieces.
+func requirePhysical(t testing.TB, want int64, dir, why string) {
+	files, err := filepath.Glob(filepath.Join(dir, "values-*"))
+	require.NoError(t, err)
+	got := physical(t, dir)
+	require.GreaterOrEqual(t, got, want, why)
+	require.LessOrEqual(t, got, want+int64(len(files))*pageSize, why)
+}
+
 // TestSpaceComesBack looks at the blocks of the files, not at what the tier believes.
 func TestSpaceComesBack(t *testing.T) {
 	for name, durability := range durabilities {
@@ -74,13 +83,13 @@ func TestSpaceIsTakenAhead(t *testing.T) {
 	for i := range int64(each) {
 		put(t, s, i, 1, size)
 		live, taken := (i+1)*size, physical(t, dir)
-		require.Equal(t, s.Tier().Usage().Physical+pageSize, taken, "what is taken is counted")
-		require.LessOrEqual(t, taken, live+live/8+3*pageSize)
+		requirePhysical(t, s.Tier().Usage().Physical+pageSize, dir, "what is taken is counted")
+		require.LessOrEqual(t, taken, live+live/8+4*pageSize)
 		most = max(most, taken-live)
 	}
 	require.GreaterOrEqual(t, most, int64(size), "some was taken ahead")
 	put(t, s, each, 1, size)
-	require.Equal(t, int64((each+1)*size+2*pageSize), physical(t, dir), "a segment that is full has what it needs")
+	requirePhysical(t, int64((each+1)*size+2*pageSize), dir, "a segment that is full has what it needs")
 	for i := range int64(each) {
 		put(t, s, each+1+i, 1, size) // over the rest of this segment
 	}
@@ -94,10 +103,10 @@ func TestSpaceIsTakenAhead(t *testing.T) {
 	require.NoError(t, s.Tier().lock.Close())
 	s, err = OpenStore(o, memory(t), 0)
 	require.NoError(t, err)
-	require.Equal(t, int64(each*3/4*size+pageSize), physical(t, dir), "after a kill")
+	requirePhysical(t, int64(each*3/4*size+pageSize), dir, "after a kill")
 	put(t, s, each, each*3/4, size)
 	require.NoError(t, s.Close())
-	require.Equal(t, int64(2*(each*3/4*size+pageSize)), physical(t, dir), "after a close")
+	requirePhysical(t, int64(2*(each*3/4*size+pageSize)), dir, "after a close")
 	s, err = OpenStore(o, memory(t), 0)
 	require.NoError(t, err)
 	for i := range int64(each * 3 / 4) {
