@@ -106,7 +106,7 @@ def test_two_sessions_do_not_share_a_folder(
 
     owner = nursery.start(_owns, _conf(tmp_path, durability))
     assert owner.recv() == "stored"
-    monkeypatch.setenv("TQ_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("TQ_RUNTIME_DIR", str(runtime_dir / "other"))
     with pytest.raises(errors.AlreadyExistsError, match="in use"):
         tq.init({**_conf(tmp_path, durability), "runtime": "embedded"})
     owner.send("end")

@@ -257,7 +257,7 @@ def test_what_a_dead_owner_has_left_is_checked(
     tq = package
     child = nursery.start(_serves_in, _owned(tmp_path, units=2))
     child.recv()
-    monkeypatch.setenv("TQ_RUNTIME_DIR", str(tmp_path / "other"))
+    monkeypatch.setenv("TQ_RUNTIME_DIR", str(runtime_dir / "other"))
     with pytest.raises(errors.AlreadyExistsError, match="in use by another controller"):
         tq.init({**_owned(tmp_path), "backend": {}})
     child.signal(9)
