@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from processes import program, until
 
 # A training script as its users write it; run once, it starts the others.

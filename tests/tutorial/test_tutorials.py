@@ -23,6 +23,16 @@ PRINTS = {
         "dumped     ['1/a', '2/b'] 2",
         "back       {'1/a': {'step': 1}, '2/b': {'step': 2}} True",
     ],
+    "disk": [
+        "large      4 MiB on disk, all twos: True",
+        "cleared    0 MiB on disk",
+        "spilled    True",
+        "in limits  True",
+        "intact     True",
+        "drained    SUCCEEDED DRAINED 0 cells left",
+        "back       ['ACTIVE', 'ACTIVE']",
+        "left       0 files",
+    ],
     "ray_actors": [
         "units      2",
         "step 0 tokens 20",
