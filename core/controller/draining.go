@@ -161,15 +161,17 @@ func (u *underway) close() {
 	u.all.Wait()
 }
 
-// runLocked starts a job, unless the server closes.
+// runLocked starts a job when the journal has it for good, so that copies are looked for that a crash leaves. It does not when the
+// server closes.
 func (d *draining) runLocked() {
 	if !d.s.moving.begin() {
 		return
 	}
-	d.job.Start(d.s.ctx)
 	guard.Go("drain", func() {
+		defer d.s.moving.end()
+		d.s.settle(d.s.ctx)
+		d.job.Start(d.s.ctx)
 		<-d.job.Done()
-		d.s.moving.end()
 	})
 }
 
@@ -206,7 +208,7 @@ func (d *draining) Held(ctx context.Context, recount bool) (held drain.Held, err
 	d.s.mu.RLock()
 	held.Samples = d.s.mu.cat.SamplesOn(d.from.ID())
 	d.s.mu.RUnlock()
-	if recount && held.Samples == 0 && st.Cells > 0 && held.Staged == 0 {
+	if recount && held.Samples == 0 && st.Cells > 0 && held.Staged == 0 && d.s.barrier() == nil {
 		return held, d.sweep(ctx)
 	}
 	return held, nil

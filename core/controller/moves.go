@@ -70,24 +70,27 @@ func (s *Server) takes(name string) (node, error) {
 
 // moveAside does something that moves samples. The journal says for how long, so that copies are looked for that a crash leaves.
 func (s *Server) moveAside(ctx context.Context, do func() error) error {
-	count := func(n int) error {
+	count := func(n int) (uint64, error) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		_, err := s.noteLocked(false, recordMoving, &movingRecord{s.mu.drains.moves + n})
+		number, err := s.noteLocked(false, recordMoving, &movingRecord{s.mu.drains.moves + n})
 		if err == nil || n < 0 {
 			s.mu.drains.moves += n
 		}
-		return err
+		return number, err
 	}
 	if !s.moving.begin() {
 		return errClosed
 	}
 	defer s.moving.end()
-	if err := count(1); err != nil {
+	number, err := count(1)
+	if err != nil {
 		return err
 	}
-	err := ctxOr(ctx, do())
-	_ = count(-1) // at worst the next life looks for nothing
+	if err = s.synced(number); err == nil {
+		err = ctxOr(ctx, do())
+	}
+	_, _ = count(-1) // at worst the next life looks for nothing
 	return err
 }
 

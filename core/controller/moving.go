@@ -258,12 +258,12 @@ func (m *mover) moveRows(ctx context.Context, g *leasedGroup, rows int, moved *d
 		return err
 	}
 	for _, to := range targets {
-		var source bool
-		if source, err = m.moveTo(ctx, to, g, rows, parts); err == nil {
+		var elsewhere bool
+		if elsewhere, err = m.moveTo(ctx, to, g, rows, parts); err == nil {
 			m.count(rows, parts, moved)
 			return nil
 		}
-		if source || errors.Is(err, errUnsure) || ctx.Err() != nil || m.from.Lost() != nil {
+		if elsewhere || ctx.Err() != nil || m.from.Lost() != nil {
 			break
 		}
 	}
