@@ -90,6 +90,36 @@ func (s *system) dieDraining(t *testing.T, at int, power bool) (died bool) {
 	return died
 }
 
+// The deadline of a job goes on while no controller lives.
+func TestADeadlineOutlivesTheController(t *testing.T) {
+	within(t, setup{units: 2, remote: true, journal: journal.Relaxed, limit: 3 * wideBytes}, func(t *testing.T, s *system) {
+		u := s.user()
+		for i, key := range keysOf(5) {
+			u.put(s.rows(wide, []string{key}, int64(i)))
+		}
+		r := drainOf("unit-0")
+		r.DeadlineMS = 60_000
+		began := time.Now()
+		job := u.drain(r).Job
+		for range 2 {
+			time.Sleep(20 * time.Second)
+			s.mortal.die()
+			synctest.Wait()
+			s.restart()
+		}
+		end := s.user().job(wire.JobRequest{Job: job, Wait: true})
+		require.Equal(t, []string{"PARTIAL", "time was over after 1m0s"}, []string{end.State, end.Err})
+		require.InDelta(t, 60, time.Since(began).Seconds(), 1)
+		job = s.user().drain(r).Job
+		s.mortal.die()
+		time.Sleep(10 * time.Minute)
+		s.restart()
+		require.Equal(t, "PARTIAL", s.user().job(wire.JobRequest{Job: job, Wait: true}).State)
+		require.Equal(t, []int64{0, 1, 2, 3, 4}, s.user().values(keysOf(5)...))
+		time.Sleep(2 * time.Minute) // nobody is awaited any more
+	})
+}
+
 // An uncordon that comes again, because the controller has died before its answer arrived, does not end what began meanwhile.
 func TestAnUncordonHappensOnce(t *testing.T) {
 	within(t, setup{units: 2, remote: true, journal: journal.Relaxed}, func(t *testing.T, s *system) {

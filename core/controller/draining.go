@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"transferqueue/core/catalog"
 	"transferqueue/core/drain"
@@ -29,6 +30,7 @@ type draining struct {
 	mover
 	id      uint64
 	request wire.DrainRequest
+	began   time.Time      // in an earlier life, perhaps
 	ended   *wire.JobReply // how it has ended, in an earlier life too
 	job     *drain.Job     // nil: it has ended in an earlier life
 }
@@ -82,7 +84,7 @@ func (d *drains) records() []*drainRecord {
 }
 
 func (d *draining) record(o origin) *drainRecord {
-	r := &drainRecord{Origin: o, Request: d.request, Status: wire.JobReply{Job: d.id}}
+	r := &drainRecord{Origin: o, Request: d.request, Status: wire.JobReply{Job: d.id}, Began: d.began.UnixMilli()}
 	if d.ended != nil {
 		r.Status = *d.ended
 	}
@@ -100,7 +102,7 @@ func (s *Server) unitNamed(name string) node {
 }
 
 func (s *Server) newDraining(r *wire.DrainRequest) *draining {
-	d := &draining{request: *r, mover: mover{s: s, from: s.unitNamed(r.Unit), tiers: r.Tiers}}
+	d := &draining{request: *r, began: time.Now(), mover: mover{s: s, from: s.unitNamed(r.Unit), tiers: r.Tiers}}
 	if len(r.Targets) > 0 {
 		d.targets = r.Targets
 	}

@@ -99,6 +99,7 @@ func (d *draining) options() drain.Options {
 	r := &d.request
 	return drain.Options{
 		Slots: r.MaxSlots, Inflight: r.MaxBytes, Rate: r.Rate, Deadline: time.Duration(r.DeadlineMS) * time.Millisecond, Attempts: r.Attempts,
+		Began: d.began,
 	}
 }
 

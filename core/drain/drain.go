@@ -71,6 +71,7 @@ type Options struct {
 	Inflight int64         // bytes of all batches at a time; a sample that is larger is a batch of its own
 	Rate     int64         // bytes per second, 0: no limit
 	Deadline time.Duration // 0: none
+	Began    time.Time     // when the deadline has begun to run; zero: now
 	Attempts int           // tries of a cell
 }
 

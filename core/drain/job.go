@@ -57,6 +57,9 @@ type walk struct {
 // New makes a job. held is what its unit holds; nil: the job asks when it runs.
 func New(s Session, o Options, held *Held) *Job {
 	j := &Job{s: s, opts: o, began: time.Now(), done: make(chan struct{}), tried: map[victim]int{}, stay: map[victim]bool{}}
+	if o.Began.IsZero() {
+		j.opts.Began = j.began
+	}
 	j.ctx, j.cancel = context.WithCancel(context.Background())
 	j.mu.State = Pending
 	if held != nil {
@@ -171,7 +174,7 @@ func (j *Job) begin(held *Held) {
 func (j *Job) run() error {
 	ctx, cancel := j.ctx, context.CancelFunc(func() {})
 	if j.opts.Deadline > 0 {
-		ctx, cancel = context.WithTimeout(ctx, j.opts.Deadline)
+		ctx, cancel = context.WithDeadline(ctx, j.opts.Began.Add(j.opts.Deadline))
 	}
 	defer cancel()
 	if !j.counted {
