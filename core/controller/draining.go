@@ -17,9 +17,24 @@ import (
 
 // drains are the jobs of a session that move everything off a unit, by number. Guarded by Server.mu.
 type drains struct {
-	byID  map[uint64]*draining
-	last  uint64
-	moves int // that are no drains
+	byID   map[uint64]*draining
+	last   uint64
+	moves  int                // that are no drains
+	beside map[string]*beside // by the unit that gives
+}
+
+// beside counts batches that move off a unit by no drain of it.
+type beside struct{ begun, ended uint64 }
+
+// besideOf is that count of a unit.
+func (d *drains) besideOf(unit string) *beside {
+	if d.beside == nil {
+		d.beside = map[string]*beside{}
+	}
+	if d.beside[unit] == nil {
+		d.beside[unit] = &beside{}
+	}
+	return d.beside[unit]
 }
 
 // keptDrains is how many jobs that have ended are remembered.
@@ -188,8 +203,8 @@ func (d *draining) List(from catalog.Cursor, most int) (b drain.Batch, next cata
 }
 
 // Move implements drain.Session.
-func (d *draining) Move(ctx context.Context, b *drain.Batch, limit int64) (drain.Moved, error) {
-	return d.move(ctx, b, limit)
+func (d *draining) Move(ctx context.Context, b *drain.Batch, limit, most int64) (drain.Moved, error) {
+	return d.move(ctx, b, limit, most)
 }
 
 // Freed implements drain.Session.
@@ -197,6 +212,10 @@ func (d *draining) Freed() <-chan struct{} { return d.s.room.Wait() }
 
 // Held implements drain.Session.
 func (d *draining) Held(ctx context.Context, recount bool) (held drain.Held, err error) {
+	d.s.mu.Lock()
+	moves := d.s.mu.drains.besideOf(d.from.Name())
+	ended := moves.ended
+	d.s.mu.Unlock()
 	if err := d.from.sync(ctx); err != nil {
 		return held, d.sourceError(err)
 	}
@@ -208,7 +227,7 @@ func (d *draining) Held(ctx context.Context, recount bool) (held drain.Held, err
 	held.Bytes = [drain.NumTiers]int64{n.MemoryLogical, n.DiskLogical}
 	held.Leases, held.Staged, held.Other = st.Leases, st.Staged, st.MemoryUsed+st.DiskUsed+st.Staging
 	d.s.mu.RLock()
-	held.Samples = d.s.mu.cat.SamplesOn(d.from.ID())
+	held.Samples, held.Moving = d.s.mu.cat.SamplesOn(d.from.ID()), moves.begun != ended
 	d.s.mu.RUnlock()
 	if recount && held.Samples == 0 && st.Cells > 0 && held.Staged == 0 && d.s.barrier() == nil {
 		return held, d.sweep(ctx)

@@ -28,7 +28,6 @@ type mover struct {
 	from    node
 	targets []string // names of units that may take them, nil: all
 	tiers   string   // see tierPolicies
-	atMost  int64    // no sample that has more bytes, 0: any
 }
 
 // The policies about the tier in which a cell lies afterwards.
@@ -46,8 +45,8 @@ type claimed struct {
 	groups []leasedGroup
 }
 
-// move moves samples of a batch, as many as have limit bytes, at least one.
-func (m *mover) move(ctx context.Context, b *drain.Batch, limit int64) (moved drain.Moved, err error) {
+// move moves samples of a batch, as many as have limit bytes, at least one, but none that has more than most.
+func (m *mover) move(ctx context.Context, b *drain.Batch, limit, most int64) (moved drain.Moved, err error) {
 	k, err := m.claim(ctx, b, &moved)
 	if err != nil {
 		moved.Left = b.Samples
@@ -62,7 +61,7 @@ func (m *mover) move(ctx context.Context, b *drain.Batch, limit int64) (moved dr
 			continue
 		}
 		before := moved.Counted
-		rows, failed := m.moveGroup(ctx, g, limit, &moved)
+		rows, failed := m.moveGroup(ctx, g, limit, most, &moved)
 		moved.Samples += rows
 		moved.Left = append(moved.Left, g.Samples[rows:]...)
 		full = rows < len(g.Samples)
@@ -220,12 +219,14 @@ func (m *mover) cellError(g *leasedGroup, err error) error {
 	return e
 }
 
-// moveGroup moves the first samples of a group that have limit bytes, at least one, and returns how many. Where no unit has room for
-// all of them it tries fewer.
-func (m *mover) moveGroup(ctx context.Context, g *leasedGroup, limit int64, moved *drain.Moved) (rows int, err error) {
-	if rows = g.rowsOf(limit); rows == 1 && m.atMost > 0 && g.rowBytes(0) > m.atMost {
+// moveGroup moves the first samples of a group that have limit bytes, at least one, and returns how many; none when the first has more
+// than most. Where no unit has room for all of them it tries fewer.
+func (m *mover) moveGroup(ctx context.Context, g *leasedGroup, limit, most int64, moved *drain.Moved) (rows int, err error) {
+	if first := g.rowBytes(0); first > most {
+		moved.Large = first
 		return 0, nil
 	}
+	rows = g.rowsOf(limit)
 	for {
 		if err = m.moveRows(ctx, g, rows, moved); err == nil {
 			return rows, nil

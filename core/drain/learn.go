@@ -33,7 +33,7 @@ func (j *Job) round(ctx context.Context, batches []Batch) error {
 			defer all.Done()
 			r := &results[i]
 			defer guard.Recover(&r.err)
-			r.moved, r.err = j.s.Move(ctx, &batches[i], j.opts.limit())
+			r.moved, r.err = j.s.Move(ctx, &batches[i], j.opts.limit(), max(j.opts.share(), batches[i].Bytes))
 			j.mu.Lock()
 			j.mu.Attempts++
 			j.movedLocked(&r.moved)
@@ -67,6 +67,9 @@ func (j *Job) learn(ctx context.Context, b *Batch, r *result) error {
 	}
 	var cell *CellError
 	switch {
+	case r.err == nil && m.Large > 0:
+		j.queue = append(j.queue, Batch{Partition: b.Partition, Samples: m.Left[:1], Wait: b.Wait, Bytes: m.Large})
+		j.requeue(b, m.Left[1:])
 	case r.err == nil:
 		j.requeue(b, m.Left)
 	case ctx.Err() != nil:
@@ -115,10 +118,22 @@ func (j *Job) failed(b *Batch, left []schema.Sample, cell *CellError) {
 		j.block(Retrying, 1)
 		return
 	}
-	j.stay[v], j.walk.progress = true, true
+	j.stay[v], j.walk.progress = &stayed{int64(len(cell.Fields)), j.walks}, true
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.failLocked(cell, j.tried[v])
+}
+
+// forgive takes samples that are not there any more out of those that have failed. Call it at the end of a walk.
+func (j *Job) forgive() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for v, s := range j.stay {
+		if s.walk != j.walks {
+			delete(j.stay, v)
+			j.forgiveLocked(v, s.cells)
+		}
+	}
 }
 
 // broken counts a try of a batch that failed as a whole. Its samples are tried one by one from then on.
