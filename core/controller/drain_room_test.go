@@ -253,6 +253,36 @@ func TestADrainWaitsForSlowWriters(t *testing.T) {
 	})
 }
 
+// A put that would fit only with the room of a unit that takes no samples fails at once. Rows that are there may wait for room there.
+func TestAPutDoesNotWaitForAUnitOutOfService(t *testing.T) {
+	with(t, setup{units: 2, limit: roomLimit, putWait: time.Minute}, func(t *testing.T, s *system) {
+		u := s.user()
+		u.put(s.rows(wide, []string{"a", "b"}, 1, 2))
+		u.move(&wire.MoveRequest{Partition: "p", To: "unit-0"})
+		u.put(s.rows(wide, []string{"c", "d"}, 3, 4))
+		u.move(&wire.MoveRequest{Partition: "p", Keys: []string{"c", "d"}, To: "unit-1"})
+		r := drainOf("unit-0")
+		r.DeadlineMS = 1000
+		require.Equal(t, "PARTIAL", u.drained(r).State) // one of them finds room
+		require.Equal(t, "CORDONED", u.state("unit-0"))
+		began := time.Now()
+		_, err := u.tryPut(s.rows(wide, keysOf(4), 1, 2, 3, 4))
+		require.Equal(t, tqerr.ResourceExhausted, tqerr.CodeOf(err), err)
+		require.Less(t, time.Since(began), time.Second)
+		_, err = u.tryPut(s.rows(wide, keysOf(3), 1, 2, 3))
+		require.Equal(t, tqerr.ResourceExhausted, tqerr.CodeOf(err), err)
+		require.GreaterOrEqual(t, time.Since(began), time.Minute, "others could go")
+		there := s.user().beginPut(s.rows(7*wide/4, []string{"b", "new"}, 5, 6)) // "b" has stayed
+		time.Sleep(time.Second)
+		require.False(t, there.done(), "it fits into both")
+		u.clear("c", "d")
+		require.NoError(t, there.wait().Err)
+		u.uncordon("unit-0")
+		u.clear("a", "b", "new")
+		u.put(s.rows(wide, keysOf(4), 1, 2, 3, 4))
+	})
+}
+
 // A session that closes while a unit is drained does so at once.
 func TestAServerClosesDuringADrain(t *testing.T) {
 	with(t, setup{units: 2}, func(t *testing.T, s *system) {
