@@ -180,7 +180,7 @@ func (m *mover) fill(ctx context.Context, sh *share, p *movedPart, stored [][]in
 			return nil
 		}
 		if err := p.writeColumn(ctx, k, &cursors[k], p.rows, slices.Clone(stored[k]), put); err != nil {
-			return true, m.sourceError(m.cellError(&p.leasedGroup, err))
+			return true, m.payloadError(ctx, m.cellError(&p.leasedGroup, err))
 		}
 	}
 	if err := flush(ctx); err != nil {

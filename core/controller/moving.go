@@ -111,6 +111,14 @@ func (m *mover) sourceError(err error) error {
 	return m.lostOr(err)
 }
 
+// payloadError is sourceError for an error of payload that the source sends. When the unit answers it is its stream that is gone.
+func (m *mover) payloadError(ctx context.Context, err error) error {
+	if m.from.away() != nil && tqerr.CodeOf(err) == tqerr.Unavailable && tqerr.CodeOf(m.from.sync(ctx)) != tqerr.Unavailable {
+		return &drain.StreamError{Cause: tqerr.Wrap(tqerr.Unavailable, err, "unit %q answers, but its payload does not come", m.from.Name())}
+	}
+	return m.sourceError(err)
+}
+
 // claim takes those samples of a batch that nobody writes, and leases their cells. A batch that waits does so in line with writers.
 func (m *mover) claim(ctx context.Context, b *drain.Batch, moved *drain.Moved) (k *claimed, err error) {
 	s := m.s

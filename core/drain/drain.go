@@ -56,6 +56,8 @@ const (
 	Pinned     = "PINNED"      // readers hold what has moved already
 	Staged     = "STAGED"      // writes are staged on the unit
 	Clearing   = "CLEARING"    // the unit has not answered to a clear
+
+	StreamBroken = "STREAM_BROKEN" // the unit answers, but its payload does not come
 )
 
 // Tiers of a store, as indexes.
@@ -169,12 +171,20 @@ func (e *LostError) Error() string { return "SOURCE_LOST: " + e.Cause.Error() }
 // Unwrap returns the cause.
 func (e *LostError) Unwrap() error { return e.Cause }
 
+// StreamError says that the unit that is drained answers, but that its payload does not come.
+type StreamError struct{ Cause error }
+
+func (e *StreamError) Error() string { return e.Cause.Error() }
+
+// Unwrap returns the cause.
+func (e *StreamError) Unwrap() error { return e.Cause }
+
 // Session is what a job moves samples in. List and Freed are quick.
 type Session interface {
 	// List returns some samples that are on the unit, from a cursor on, and where to go on.
 	List(from catalog.Cursor, most int) (b Batch, next catalog.Cursor, end bool)
 	// Move moves samples of a batch, as many as have limit bytes, at least one, but none that has more than most. *CellError,
-	// *LostError, and ResourceExhausted when no unit has room are told apart from other errors.
+	// *LostError, *StreamError, and ResourceExhausted when no unit has room are told apart from other errors.
 	Move(ctx context.Context, b *Batch, limit, most int64) (Moved, error)
 	// Held asks the unit what it holds. Recount looks for what it holds and should not.
 	Held(ctx context.Context, recount bool) (Held, error)

@@ -66,6 +66,7 @@ func (j *Job) learn(ctx context.Context, b *Batch, r *result) error {
 		j.block(Writing, m.Busy)
 	}
 	var cell *CellError
+	var stream *StreamError
 	switch {
 	case r.err == nil && m.Large > 0:
 		j.queue = append(j.queue, Batch{Partition: b.Partition, Samples: m.Left[:1], Wait: b.Wait, Bytes: m.Large})
@@ -79,6 +80,9 @@ func (j *Job) learn(ctx context.Context, b *Batch, r *result) error {
 	case noRoom(r.err):
 		j.walk.left = true
 		j.block(NoCapacity, len(m.Left))
+	case errors.As(r.err, &stream): // which is no fault of the cell
+		j.walk.left = true
+		j.block(StreamBroken, len(m.Left))
 	case tqerr.CodeOf(r.err) == tqerr.Unavailable: // another unit is gone, or is being reached anew: that is no try of a cell
 		j.walk.left = true
 		j.block(Retrying, len(m.Left))
