@@ -28,6 +28,8 @@ type mover struct {
 	from    node
 	targets []string // names of units that may take them, nil: all
 	tiers   string   // see tierPolicies
+	// hung are units that have held a batch up until its time was over: they are tried last. Guarded by Server.mu.
+	hung map[uint32]bool
 }
 
 // The policies about the tier in which a cell lies afterwards.
@@ -270,13 +272,25 @@ func (m *mover) moveRows(ctx context.Context, g *leasedGroup, rows int, moved *d
 		var elsewhere bool
 		if elsewhere, err = m.moveTo(ctx, to, g, rows, parts); err == nil {
 			m.count(rows, parts, moved)
+			m.hangs(to, false)
 			return nil
 		}
 		if elsewhere || ctx.Err() != nil || m.from.Lost() != nil {
 			break
 		}
+		m.hangs(to, tqerr.CodeOf(err) == tqerr.DeadlineExceeded)
 	}
 	return ctxOr(ctx, err)
+}
+
+// hangs notes whether a unit has held a batch up.
+func (m *mover) hangs(n node, is bool) {
+	m.s.mu.Lock()
+	defer m.s.mu.Unlock()
+	if m.hung == nil {
+		m.hung = map[uint32]bool{}
+	}
+	m.hung[n.ID()] = is
 }
 
 // count adds what has moved.
@@ -319,9 +333,17 @@ func (m *mover) candidates(g *leasedGroup, rows int, parts []*movedPart) ([]node
 	if len(out) == 0 {
 		return nil, full
 	}
+	late := func(n node) int {
+		if m.hung[n.ID()] {
+			return 1
+		}
+		return 0
+	}
 	slices.SortStableFunc(out, func(a, b node) int {
 		x, y := a.Stats(), b.Stats()
-		return cmp.Or(cmp.Compare(y.Room(), x.Room()), cmp.Compare(x.MemoryUsed+x.DiskUsed, y.MemoryUsed+y.DiskUsed))
+		return cmp.Or(
+			late(a)-late(b), cmp.Compare(y.Room(), x.Room()), cmp.Compare(x.MemoryUsed+x.DiskUsed, y.MemoryUsed+y.DiskUsed),
+		)
 	})
 	return out, nil
 }
