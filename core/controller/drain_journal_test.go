@@ -59,6 +59,30 @@ func (s *system) failMoving(t *testing.T, failing *vfs.FailingDisk, at int, fore
 	return failed
 }
 
+// Samples that have come back to a unit before it could delete what they had left there stay.
+func TestCopiesAreNotDeletedThatCameBack(t *testing.T) {
+	failing := &vfs.FailingDisk{At: -1, Err: unix.EIO, Only: "sync"}
+	for _, remote := range []bool{false, true} {
+		within(t, setup{units: 2, remote: remote, journal: journal.Strict, failing: failing}, func(t *testing.T, s *system) {
+			u := s.user()
+			u.put(s.rows(narrow, keysOf(6), 0, 1, 2, 3, 4, 5))
+			u.move(&wire.MoveRequest{Partition: "p", To: "unit-0"})
+			failing.FailNext(1) // after what says that samples move
+			failing.Forever = true
+			require.ErrorContains(t, u.try(wire.OpMove, &wire.MoveRequest{Partition: "p", To: "unit-1"}, nil), "may not survive a crash")
+			require.EqualValues(t, 12, s.stats().Cells)
+			failing.Heal()
+			for u.try(wire.OpMove, &wire.MoveRequest{Partition: "p", Keys: keysOf(3), To: "unit-0"}, nil) != nil {
+				time.Sleep(10 * time.Millisecond)
+			}
+			require.EqualValues(t, 9, s.stats().Cells, "the others are deleted later")
+			time.Sleep(3 * time.Second)
+			require.Equal(t, []int64{3, 3}, []int64{s.held(0).Cells, s.held(1).Cells})
+			require.Equal(t, []int64{0, 1, 2, 3, 4, 5}, u.values(keysOf(6)...))
+		})
+	}
+}
+
 // A change that the journal cannot take leaves nothing on the target, from this moment on.
 func TestAMoveThatIsNotWrittenDownLeavesNothing(t *testing.T) {
 	failing := &vfs.FailingDisk{Err: unix.ENOSPC, Only: "write"}

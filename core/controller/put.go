@@ -356,8 +356,11 @@ func (t *txn) payloadOf(sh *share) []byte {
 
 // mayUse reports that rows of the write may come to a unit, or are there.
 func (t *txn) mayUse(n node) bool {
-	if n.Lost() != nil || !t.s.cordoned.Load() || slices.Contains(t.units, n.ID()) {
-		return n.Lost() == nil
+	switch {
+	case n.Lost() != nil:
+		return false
+	case !t.s.cordoned.Load() || slices.Contains(t.units, n.ID()):
+		return true
 	}
 	t.s.mu.RLock()
 	defer t.s.mu.RUnlock()
