@@ -52,6 +52,8 @@ func (s *system) failMoving(t *testing.T, failing *vfs.FailingDisk, at int, fore
 	time.Sleep(3 * time.Second)
 	synctest.Wait()
 	require.EqualValues(t, 6, s.stats().Cells, "call %d", at)
+	_ = u.try(wire.OpList, &wire.ListRequest{}, nil) // a journal that is broken is replaced when somebody asks
+	time.Sleep(2 * time.Second)
 	require.Equal(t, []int64{0, 1, 2, 3, 4, 5}, u.values(keysOf(6)...), "call %d", at)
 	u.move(&wire.MoveRequest{Partition: "p", To: "unit-0"})
 	require.EqualValues(t, 6, s.held(0).Cells, "call %d", at)

@@ -11,7 +11,7 @@
 // A job walks over the samples of its unit, a bounded number at a step, and moves them in batches. What cannot be moved at the
 // moment (no other unit has room, somebody writes it slowly) is passed over and found again by the next walk; it does not keep
 // others from moving. Walks that achieve nothing become rare. A sample with a cell that cannot be copied is tried Attempts times and
-// then stays as a whole.
+// then stays as a whole, until somebody clears it.
 package drain
 
 import (
