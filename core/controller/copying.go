@@ -103,15 +103,20 @@ func (m *mover) plan(ctx context.Context, g *leasedGroup, rows int) ([]*movedPar
 }
 
 func (m *mover) part(g *leasedGroup, fields []string, samples []schema.Sample, tier int) *movedPart {
-	p := &movedPart{tier: tier, rows: len(samples), onDisk: tier == drain.LocalDisk}
+	p := &movedPart{tier: tier, rows: len(samples), onDisk: m.tierFor(tier) == drain.LocalDisk}
 	p.leasedGroup = leasedGroup{Group: catalog.Group{Partition: g.Partition, Unit: g.Unit, Fields: fields, Samples: samples}, unit: g.unit}
+	return p
+}
+
+// tierFor is where cells go that lie in a tier.
+func (m *mover) tierFor(tier int) int {
 	switch m.tiers {
 	case toMemory:
-		p.onDisk = false
+		return drain.Memory
 	case toDisk:
-		p.onDisk = true
+		return drain.LocalDisk
 	}
-	return p
+	return tier
 }
 
 // copy stages copies of all parts on a unit, ready to be committed, or none. source tells that an error is not due to that unit.
@@ -180,7 +185,7 @@ func (m *mover) fill(ctx context.Context, sh *share, p *movedPart, stored [][]in
 			return nil
 		}
 		if err := p.writeColumn(ctx, k, &cursors[k], p.rows, slices.Clone(stored[k]), put); err != nil {
-			return true, m.sourceError(m.cellError(&p.leasedGroup, err))
+			return true, m.payloadError(ctx, m.cellError(&p.leasedGroup, err))
 		}
 	}
 	if err := flush(ctx); err != nil {

@@ -90,6 +90,36 @@ func (s *system) dieDraining(t *testing.T, at int, power bool) (died bool) {
 	return died
 }
 
+// The deadline of a job goes on while no controller lives.
+func TestADeadlineOutlivesTheController(t *testing.T) {
+	within(t, setup{units: 2, remote: true, journal: journal.Relaxed, limit: 3 * wideBytes}, func(t *testing.T, s *system) {
+		u := s.user()
+		for i, key := range keysOf(5) {
+			u.put(s.rows(wide, []string{key}, int64(i)))
+		}
+		r := drainOf("unit-0")
+		r.DeadlineMS = 60_000
+		began := time.Now()
+		job := u.drain(r).Job
+		for range 2 {
+			time.Sleep(20 * time.Second)
+			s.mortal.die()
+			synctest.Wait()
+			s.restart()
+		}
+		end := s.user().job(wire.JobRequest{Job: job, Wait: true})
+		require.Equal(t, []string{"PARTIAL", "time was over after 1m0s"}, []string{end.State, end.Err})
+		require.InDelta(t, 60, time.Since(began).Seconds(), 1)
+		job = s.user().drain(r).Job
+		s.mortal.die()
+		time.Sleep(10 * time.Minute)
+		s.restart()
+		require.Equal(t, "PARTIAL", s.user().job(wire.JobRequest{Job: job, Wait: true}).State)
+		require.Equal(t, []int64{0, 1, 2, 3, 4}, s.user().values(keysOf(5)...))
+		time.Sleep(2 * time.Minute) // nobody is awaited any more
+	})
+}
+
 // An uncordon that comes again, because the controller has died before its answer arrived, does not end what began meanwhile.
 func TestAnUncordonHappensOnce(t *testing.T) {
 	within(t, setup{units: 2, remote: true, journal: journal.Relaxed}, func(t *testing.T, s *system) {
@@ -313,32 +343,42 @@ func TestADrainLeavesWhatIsDamaged(t *testing.T) {
 	}
 }
 
-// A unit that does not answer holds a batch up for a while, and then the samples move to another one.
+// A unit that does not answer holds the first batches up for a while, and then all samples move to another one.
 func TestADrainPassesAUnitThatHangs(t *testing.T) {
-	within(t, setup{units: 3, remote: true}, func(t *testing.T, s *system) {
-		u := s.user()
-		for i, key := range keysOf(9) {
-			u.put(s.rows(narrow, []string{key}, int64(i)))
-		}
-		var mine []string
-		for _, key := range keysOf(9) {
-			if s.lies(u, key) == 1 {
-				mine = append(mine, key)
-			}
-		}
-		remove := s.hosts[0].net.Inject(memnet.Fault{
-			Do: memnet.DelayReply, Chance: 1, Delay: 10 * time.Minute, When: func(_ uint64, r *wire.Request) bool { return r.Op == wire.OpUnitStage },
+	for name, room := range map[string]int64{"all at once": 256 << 20, "one by one": 1} {
+		t.Run(name, func(t *testing.T) {
+			within(t, setup{units: 3, remote: true}, func(t *testing.T, s *system) { s.drainPastAHang(t, room) })
 		})
-		job := u.drain(drainOf("unit-1")).Job
-		time.Sleep(time.Second)
-		begun := time.Now()
-		u.put(s.rows(narrow, mine, fill(len(mine), 70)...))
-		require.InDelta(t, 29, time.Since(begun).Seconds(), 2, "who writes waits so long")
-		end := u.job(wire.JobRequest{Job: job, Wait: true})
-		remove()
-		require.Equal(t, "SUCCEEDED", end.State, end.Err)
-		require.InDelta(t, 30_000, end.ElapsedMS, 2000)
-		require.Equal(t, fill(len(mine), 70), u.values(mine...))
-		time.Sleep(time.Hour)
+	}
+}
+
+func (s *system) drainPastAHang(t *testing.T, room int64) {
+	u := s.user()
+	for i, key := range keysOf(9) {
+		u.put(s.rows(narrow, []string{key}, int64(i)))
+	}
+	var mine []string
+	for _, key := range keysOf(9) {
+		if s.lies(u, key) == 1 {
+			mine = append(mine, key)
+		}
+	}
+	require.Len(t, mine, 3)
+	remove := s.hosts[0].net.Inject(memnet.Fault{
+		Do: memnet.DelayReply, Chance: 1, Delay: 10 * time.Minute, When: func(_ uint64, r *wire.Request) bool { return r.Op == wire.OpUnitStage },
 	})
+	r := drainOf("unit-1")
+	r.MaxBytes = room
+	job := u.drain(r).Job
+	time.Sleep(time.Second)
+	begun := time.Now()
+	u.put(s.rows(narrow, mine, fill(len(mine), 70)...))
+	require.InDelta(t, 29, time.Since(begun).Seconds(), 2, "who writes waits so long")
+	end := u.job(wire.JobRequest{Job: job, Wait: true})
+	remove()
+	require.Equal(t, "SUCCEEDED", end.State, end.Err)
+	require.InDelta(t, 30_000, end.ElapsedMS, 2000)
+	require.Equal(t, fill(len(mine), 70), u.values(mine...))
+	require.EqualValues(t, 6, s.held(2).Cells)
+	time.Sleep(time.Hour)
 }

@@ -253,6 +253,36 @@ func TestADrainWaitsForSlowWriters(t *testing.T) {
 	})
 }
 
+// A put that would fit only with the room of a unit that takes no samples fails at once. Rows that are there may wait for room there.
+func TestAPutDoesNotWaitForAUnitOutOfService(t *testing.T) {
+	with(t, setup{units: 2, limit: roomLimit, putWait: time.Minute}, func(t *testing.T, s *system) {
+		u := s.user()
+		u.put(s.rows(wide, []string{"a", "b"}, 1, 2))
+		u.move(&wire.MoveRequest{Partition: "p", To: "unit-0"})
+		u.put(s.rows(wide, []string{"c", "d"}, 3, 4))
+		u.move(&wire.MoveRequest{Partition: "p", Keys: []string{"c", "d"}, To: "unit-1"})
+		r := drainOf("unit-0")
+		r.DeadlineMS = 1000
+		require.Equal(t, "PARTIAL", u.drained(r).State) // one of them finds room
+		require.Equal(t, "CORDONED", u.state("unit-0"))
+		began := time.Now()
+		_, err := u.tryPut(s.rows(wide, keysOf(4), 1, 2, 3, 4))
+		require.Equal(t, tqerr.ResourceExhausted, tqerr.CodeOf(err), err)
+		require.Less(t, time.Since(began), time.Second)
+		_, err = u.tryPut(s.rows(wide, keysOf(3), 1, 2, 3))
+		require.Equal(t, tqerr.ResourceExhausted, tqerr.CodeOf(err), err)
+		require.GreaterOrEqual(t, time.Since(began), time.Minute, "others could go")
+		there := s.user().beginPut(s.rows(7*wide/4, []string{"b", "new"}, 5, 6)) // "b" has stayed
+		time.Sleep(time.Second)
+		require.False(t, there.done(), "it fits into both")
+		u.clear("c", "d")
+		require.NoError(t, there.wait().Err)
+		u.uncordon("unit-0")
+		u.clear("a", "b", "new")
+		u.put(s.rows(wide, keysOf(4), 1, 2, 3, 4))
+	})
+}
+
 // A session that closes while a unit is drained does so at once.
 func TestAServerClosesDuringADrain(t *testing.T) {
 	with(t, setup{units: 2}, func(t *testing.T, s *system) {
@@ -272,4 +302,68 @@ func TestAServerClosesDuringADrain(t *testing.T) {
 		s.closed = true
 		require.Zero(t, s.stats().Leases+s.stats().Staged)
 	})
+}
+
+// A dry run tells of each tier what the job then moves, and how many samples find no room.
+func TestADryRunTellsWhatFits(t *testing.T) {
+	cases := map[string]struct {
+		setup
+		fill   int // samples of the first unit, each with a wide and a narrow cell
+		others int // wide samples of each of the other units
+		tiers  string
+		fits   [2]int64 // cells by tier
+	}{
+		"everything":        {setup{units: 2, limit: 20 * wideBytes}, 4, 0, "preserve", [2]int64{8, 0}},
+		"a part":            {setup{units: 2, limit: 10 * wideBytes}, 6, 7, "preserve", [2]int64{4, 0}},
+		"as many samples":   {setup{units: 2, samples: 20}, 6, 7, "preserve", [2]int64{6, 0}},
+		"not in two halves": {setup{units: 3, limit: 8*wideBytes + wideBytes/2}, 6, 8, "preserve", [2]int64{0, 0}},
+		"in two parts":      {setup{units: 3, limit: 8*wideBytes + wideBytes/2}, 6, 6, "preserve", [2]int64{8, 0}},
+		"both tiers":        {setup{units: 2, disk: &unit.Disk{Threshold: 8000}}, 5, 1, "preserve", [2]int64{5, 5}},
+		"no other disk":     {setup{units: 2}, 5, 1, "preserve", [2]int64{0, 0}},
+		"out of the disk":   {setup{units: 2}, 5, 1, "memory", [2]int64{5, 5}},
+		"to no disk":        {setup{units: 2}, 5, 1, "disk", [2]int64{0, 0}},
+		"little of a disk":  {setup{units: 2, disk: &unit.Disk{Threshold: 8000, Limit: 9 * wideBytes}}, 6, 6, "preserve", [2]int64{3, 3}},
+		"all to the disk":   {setup{units: 2, limit: 2 * wideBytes, disk: &unit.Disk{Threshold: 8000, Limit: 9 * wideBytes}}, 6, 6, "disk", [2]int64{2, 2}},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			if c.disk == nil && c.limit == 0 && c.samples == 0 {
+				c.diskFor = func(i int) *unit.Disk {
+					if i > 0 {
+						return nil
+					}
+					return diskOf(t, i, vfs.OSDisk{})
+				}
+			}
+			with(t, c.setup, func(t *testing.T, now *system) { now.planDrain(t, c.fill, c.others, c.tiers, c.fits) })
+		})
+	}
+}
+
+func (s *system) planDrain(t *testing.T, fill, others int, tiers string, fits [2]int64) {
+	u := s.user()
+	for i := range fill {
+		b := s.rows(wide, []string{fmt.Sprint("k", i)}, int64(i))
+		b.Fields, b.columns = append(b.Fields, "y"), append(b.columns, s.same(narrow, int64(i)))
+		u.put(b)
+		u.move(&wire.MoveRequest{Partition: "p", To: "unit-0"})
+	}
+	for unit := 1; unit < len(s.units); unit++ {
+		for i := range others {
+			b := s.rows(wide, []string{fmt.Sprint(unit, i)}, int64(i))
+			b.Partition = fmt.Sprint("of ", unit)
+			u.put(b)
+			u.move(&wire.MoveRequest{Partition: b.Partition, To: fmt.Sprint("unit-", unit)})
+		}
+	}
+	r := drainOf("unit-0")
+	r.Tiers, r.DryRun, r.DeadlineMS = tiers, true, 5000
+	plan := u.drain(r)
+	require.Equal(t, "ACTIVE", u.state("unit-0"), "only asked")
+	require.Equal(t, fits, [2]int64{plan.Memory.CellsFit, plan.Disk.CellsFit})
+	r.DryRun = false
+	end := u.drained(r)
+	require.Equal(t, fits, [2]int64{end.Memory.CellsMoved, end.Disk.CellsMoved}, end.Err)
+	require.Equal(t, [2]int64{plan.Memory.BytesFit, plan.Disk.BytesFit}, [2]int64{end.Memory.BytesMoved, end.Disk.BytesMoved})
+	require.Equal(t, plan.Blocked, end.Blocked)
 }

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"transferqueue/core/catalog"
 	"transferqueue/core/drain"
@@ -16,9 +17,24 @@ import (
 
 // drains are the jobs of a session that move everything off a unit, by number. Guarded by Server.mu.
 type drains struct {
-	byID  map[uint64]*draining
-	last  uint64
-	moves int // that are no drains
+	byID   map[uint64]*draining
+	last   uint64
+	moves  int                // that are no drains
+	beside map[string]*beside // by the unit that gives
+}
+
+// beside counts batches that move off a unit by no drain of it.
+type beside struct{ begun, ended uint64 }
+
+// besideOf is that count of a unit.
+func (d *drains) besideOf(unit string) *beside {
+	if d.beside == nil {
+		d.beside = map[string]*beside{}
+	}
+	if d.beside[unit] == nil {
+		d.beside[unit] = &beside{}
+	}
+	return d.beside[unit]
 }
 
 // keptDrains is how many jobs that have ended are remembered.
@@ -29,6 +45,7 @@ type draining struct {
 	mover
 	id      uint64
 	request wire.DrainRequest
+	began   time.Time      // in an earlier life, perhaps
 	ended   *wire.JobReply // how it has ended, in an earlier life too
 	job     *drain.Job     // nil: it has ended in an earlier life
 }
@@ -82,7 +99,7 @@ func (d *drains) records() []*drainRecord {
 }
 
 func (d *draining) record(o origin) *drainRecord {
-	r := &drainRecord{Origin: o, Request: d.request, Status: wire.JobReply{Job: d.id}}
+	r := &drainRecord{Origin: o, Request: d.request, Status: wire.JobReply{Job: d.id}, Began: d.began.UnixMilli()}
 	if d.ended != nil {
 		r.Status = *d.ended
 	}
@@ -100,7 +117,7 @@ func (s *Server) unitNamed(name string) node {
 }
 
 func (s *Server) newDraining(r *wire.DrainRequest) *draining {
-	d := &draining{request: *r, mover: mover{s: s, from: s.unitNamed(r.Unit), tiers: r.Tiers}}
+	d := &draining{request: *r, began: time.Now(), mover: mover{s: s, from: s.unitNamed(r.Unit), tiers: r.Tiers}}
 	if len(r.Targets) > 0 {
 		d.targets = r.Targets
 	}
@@ -161,15 +178,17 @@ func (u *underway) close() {
 	u.all.Wait()
 }
 
-// runLocked starts a job, unless the server closes.
+// runLocked starts a job when the journal has it for good, so that copies are looked for that a crash leaves. It does not when the
+// server closes.
 func (d *draining) runLocked() {
 	if !d.s.moving.begin() {
 		return
 	}
-	d.job.Start(d.s.ctx)
 	guard.Go("drain", func() {
+		defer d.s.moving.end()
+		d.s.settle(d.s.ctx)
+		d.job.Start(d.s.ctx)
 		<-d.job.Done()
-		d.s.moving.end()
 	})
 }
 
@@ -184,8 +203,8 @@ func (d *draining) List(from catalog.Cursor, most int) (b drain.Batch, next cata
 }
 
 // Move implements drain.Session.
-func (d *draining) Move(ctx context.Context, b *drain.Batch, limit int64) (drain.Moved, error) {
-	return d.move(ctx, b, limit)
+func (d *draining) Move(ctx context.Context, b *drain.Batch, limit, most int64) (drain.Moved, error) {
+	return d.move(ctx, b, limit, most)
 }
 
 // Freed implements drain.Session.
@@ -193,6 +212,10 @@ func (d *draining) Freed() <-chan struct{} { return d.s.room.Wait() }
 
 // Held implements drain.Session.
 func (d *draining) Held(ctx context.Context, recount bool) (held drain.Held, err error) {
+	d.s.mu.Lock()
+	moves := d.s.mu.drains.besideOf(d.from.Name())
+	ended := moves.ended
+	d.s.mu.Unlock()
 	if err := d.from.sync(ctx); err != nil {
 		return held, d.sourceError(err)
 	}
@@ -204,9 +227,9 @@ func (d *draining) Held(ctx context.Context, recount bool) (held drain.Held, err
 	held.Bytes = [drain.NumTiers]int64{n.MemoryLogical, n.DiskLogical}
 	held.Leases, held.Staged, held.Other = st.Leases, st.Staged, st.MemoryUsed+st.DiskUsed+st.Staging
 	d.s.mu.RLock()
-	held.Samples = d.s.mu.cat.SamplesOn(d.from.ID())
+	held.Samples, held.Moving = d.s.mu.cat.SamplesOn(d.from.ID()), moves.begun != ended
 	d.s.mu.RUnlock()
-	if recount && held.Samples == 0 && st.Cells > 0 && held.Staged == 0 {
+	if recount && held.Samples == 0 && st.Cells > 0 && held.Staged == 0 && d.s.barrier() == nil {
 		return held, d.sweep(ctx)
 	}
 	return held, nil

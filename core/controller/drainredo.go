@@ -1,6 +1,8 @@
 package controller
 
 import (
+	"time"
+
 	"transferqueue/core/catalog"
 	"transferqueue/core/drain"
 	"transferqueue/core/tqerr"
@@ -55,7 +57,10 @@ func (r *recovering) drain(number uint64, record []byte) error {
 		return err
 	}
 	s := r.s
-	d := &draining{id: x.Status.Job, request: x.Request}
+	d := &draining{id: x.Status.Job, request: x.Request, began: time.Now()}
+	if x.Began > 0 {
+		d.began = time.UnixMilli(x.Began)
+	}
 	duty := catalog.Draining
 	if x.Status.State != "" {
 		status := x.Status

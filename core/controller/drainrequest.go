@@ -27,7 +27,7 @@ func (c *call) drain() (any, error) {
 			return nil, err
 		}
 		if r.DryRun {
-			return d.dryRun(&held)
+			return d.dryRun(ctx, &held)
 		}
 		return c.s.startDraining(d, held, c.origin())
 	})
@@ -99,25 +99,8 @@ func (d *draining) options() drain.Options {
 	r := &d.request
 	return drain.Options{
 		Slots: r.MaxSlots, Inflight: r.MaxBytes, Rate: r.Rate, Deadline: time.Duration(r.DeadlineMS) * time.Millisecond, Attempts: r.Attempts,
+		Began: d.began,
 	}
-}
-
-// dryRun says what would be moved, and whether there is room for it.
-func (d *draining) dryRun(held *drain.Held) (any, error) {
-	reply := d.reply(drain.New(d, d.options(), held).Status())
-	room, samples, need := int64(0), int64(0), held.Bytes[drain.Memory]+held.Bytes[drain.LocalDisk]
-	d.s.mu.RLock()
-	defer d.s.mu.RUnlock()
-	for _, n := range d.s.nodes.Load().order {
-		if n.ID() != d.from.ID() && n.Lost() == nil && d.s.mu.cat.Duty(n.ID()) == catalog.Active && (d.targets == nil || slices.Contains(d.targets, n.Name())) {
-			room += min(max(n.Stats().Room(), 0), need)
-			samples += min(d.s.mu.cat.MoreSamples(n.ID()), held.Samples)
-		}
-	}
-	if room < need || samples < held.Samples {
-		reply.Blocked = []wire.JobBlocked{{Reason: drain.NoCapacity, Count: held.Samples}}
-	}
-	return reply, nil
 }
 
 // reply is the status as it is told.

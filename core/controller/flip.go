@@ -2,7 +2,7 @@ package controller
 
 import (
 	"context"
-	"errors"
+	"slices"
 	"time"
 
 	"transferqueue/core/drain"
@@ -26,28 +26,30 @@ func copyTime(parts []*movedPart) time.Duration {
 	return answerTime + time.Duration((all.Bytes[drain.Memory]+all.Bytes[drain.LocalDisk])/slowBytes)*time.Second
 }
 
-// moveTo moves samples to one unit, all or nothing. source tells that an error is not due to that unit.
-func (m *mover) moveTo(ctx context.Context, to node, g *leasedGroup, rows int, parts []*movedPart) (source bool, err error) {
+// moveTo moves samples to one unit, all or nothing. elsewhere tells that an error is not due to that unit.
+func (m *mover) moveTo(ctx context.Context, to node, g *leasedGroup, rows int, parts []*movedPart) (elsewhere bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, copyTime(parts))
 	defer cancel()
-	shares, source, err := m.copy(ctx, to, g.Partition, parts)
+	shares, elsewhere, err := m.copy(ctx, to, g.Partition, parts)
 	if err != nil {
-		return source, err
+		return elsewhere, err
 	}
 	samples := g.Samples[:rows]
 	for i := range shares {
 		shares[i].staged.Commit(parts[i].Samples[:parts[i].rows])
 	}
+	unsure := false
 	if err = committed(ctx, to, shares); err == nil {
-		err = m.flip(ctx, g.Partition, samples, to)
+		elsewhere, unsure, err = m.flip(ctx, g.Partition, samples, to)
 	}
-	if err == nil || errors.Is(err, errUnsure) {
-		return false, err
-	}
-	if len(shares) > 0 && to.Lost() == nil {
+	switch {
+	case err == nil || len(shares) == 0 || to.Lost() != nil:
+	case unsure && !m.s.settle(ctx):
+		m.s.deleteLater(to, g.Partition, samples)
+	default:
 		forgotten(to.Delete(g.Partition, nil, samples, 0))
 	}
-	return false, err
+	return elsewhere, err
 }
 
 // committed waits until a unit has committed what it was told to, for good.
@@ -73,39 +75,70 @@ func committed(ctx context.Context, n node, shares []share) error {
 	}
 }
 
-// flip lets samples live on a unit that has committed their cells, and deletes them where they were.
-func (m *mover) flip(ctx context.Context, partition string, samples []schema.Sample, to node) error {
+// flip lets samples live on a unit that has committed their cells, and deletes them where they were. unwritten tells that the journal
+// does not take it, and unsure that it may have it nevertheless, so that neither copy may be deleted yet.
+func (m *mover) flip(ctx context.Context, partition string, samples []schema.Sample, to node) (unwritten, unsure bool, err error) {
 	s := m.s
-	number, err := func() (uint64, error) {
+	var number uint64
+	err = func() error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		for _, n := range []node{m.from, to} {
 			if err := n.Lost(); err != nil {
-				return 0, err
+				return err
 			}
 		}
 		if err := ctx.Err(); err != nil {
-			return 0, ctxError(ctx, "samples move")
+			return ctxError(ctx, "samples move")
 		}
 		if err := s.mu.cat.CheckRelocate(partition, samples, m.from.ID(), to.ID()); err != nil {
-			return 0, err
+			return err
 		}
 		record := &moveRecord{Partition: partition, Samples: *wireSamples(samples), From: m.from.ID(), To: to.ID()}
-		number, err := s.noteLocked(true, recordMove, record)
-		if err != nil {
-			return 0, errors.Join(errUnsure, err)
+		var err error
+		if number, err = s.noteLocked(true, recordMove, record); err != nil {
+			unwritten, unsure = true, number > 0
+			return err
 		}
-		return number, s.mu.cat.Relocate(partition, samples, m.from.ID(), to.ID())
+		return s.mu.cat.Relocate(partition, samples, m.from.ID(), to.ID())
 	}()
-	if err != nil {
-		return err
+	switch {
+	case err != nil:
+	case s.synced(number) != nil && !s.settle(ctx):
+		s.deleteLater(m.from, partition, samples)
+	default:
+		forgotten(m.from.Delete(partition, nil, samples, 0)) // an error is seen by what the unit still holds
 	}
-	if number > 0 && s.journal.log.Sync(number) != nil {
-		s.turnSoon() // until the state is written the old copies stay; Held finds them
-		return nil
+	return unwritten, unsure, err
+}
+
+// deleteLater deletes copies of samples when it is certain for good where these live.
+func (s *Server) deleteLater(n node, partition string, samples []schema.Sample) {
+	s.journal.start("controller move", func() {
+		if s.settle(s.ctx) {
+			s.deleteCopies(n, partition, samples)
+		}
+	})
+}
+
+// deleteCopies deletes copies of those samples that do not live on a unit. They may be moving back to it, so it waits for its turn.
+func (s *Server) deleteCopies(n node, partition string, samples []schema.Sample) {
+	set := newWriteSet(partition, nil, samples, false)
+	s.mu.Lock()
+	if !s.mu.writes.enter(set) {
+		s.mu.Unlock()
+		if _, err := s.claim(s.ctx, set, func() *writeSet { return set }); err != nil {
+			return
+		}
 	}
-	forgotten(m.from.Delete(partition, nil, samples, 0)) // an error is seen by what the unit still holds
-	return nil
+	gone := samples
+	for _, g := range s.mu.cat.GroupsOn(n.ID(), partition, samples) {
+		gone = slices.DeleteFunc(slices.Clone(gone), func(x schema.Sample) bool { return slices.Contains(g.Samples, x) })
+	}
+	deleting := n.Delete(partition, nil, gone, 0)
+	s.mu.Unlock()
+	forgotten(deleting)
+	s.leave(set)
 }
 
 // forgetTime is how long a unit that does not answer holds a batch up.
@@ -124,6 +157,3 @@ func forgotten(d unit.Deleting) {
 	case <-timer.C:
 	}
 }
-
-// errUnsure says that the journal may have a move which has not been made, so that neither copy may be deleted.
-var errUnsure = errors.New("the journal does not take that samples move")

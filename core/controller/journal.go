@@ -50,7 +50,8 @@ func (c *call) origin() origin {
 }
 
 // noteLocked writes down what is about to be done, and returns its number, 0 without a journal. After an error it must not be
-// done. Urgent is what frees something. Called with mu held.
+// done; with a number the journal may have it nevertheless until barrier succeeds. Urgent is what frees something. Called with mu
+// held.
 func (s *Server) noteLocked(urgent bool, kind byte, message any) (uint64, error) {
 	if s.journal == nil || s.journal.opening {
 		return 0, nil
@@ -71,6 +72,41 @@ func (s *Server) appendLocked(urgent bool, records ...[]byte) (uint64, error) {
 		s.turnSoon()
 	}
 	return number, err
+}
+
+// synced returns when what was noted under a number, and everything before, is as durable as the journal promises.
+func (s *Server) synced(number uint64) error {
+	if number == 0 {
+		return nil
+	}
+	err := s.journal.log.Sync(number)
+	if err != nil {
+		s.turnSoon()
+	}
+	return err
+}
+
+// barrier is synced for all that was noted, and makes sure that the journal has nothing that was refused.
+func (s *Server) barrier() error {
+	s.mu.Lock()
+	number, err := s.noteLocked(true, recordMoving, &movingRecord{s.mu.drains.moves})
+	s.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return s.synced(number)
+}
+
+// settle returns when barrier has succeeded; false: ctx has ended before.
+func (s *Server) settle(ctx context.Context) bool {
+	for s.barrier() != nil {
+		select {
+		case <-time.After(turnPause):
+		case <-ctx.Done():
+			return false
+		}
+	}
+	return true
 }
 
 // noteUnitLocked writes down that a unit is about to become part of the session.

@@ -3,6 +3,7 @@ package controller
 import (
 	"cmp"
 	"context"
+	"math"
 	"slices"
 	"time"
 
@@ -70,24 +71,27 @@ func (s *Server) takes(name string) (node, error) {
 
 // moveAside does something that moves samples. The journal says for how long, so that copies are looked for that a crash leaves.
 func (s *Server) moveAside(ctx context.Context, do func() error) error {
-	count := func(n int) error {
+	count := func(n int) (uint64, error) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		_, err := s.noteLocked(false, recordMoving, &movingRecord{s.mu.drains.moves + n})
+		number, err := s.noteLocked(false, recordMoving, &movingRecord{s.mu.drains.moves + n})
 		if err == nil || n < 0 {
 			s.mu.drains.moves += n
 		}
-		return err
+		return number, err
 	}
 	if !s.moving.begin() {
 		return errClosed
 	}
 	defer s.moving.end()
-	if err := count(1); err != nil {
+	number, err := count(1)
+	if err != nil {
 		return err
 	}
-	err := ctxOr(ctx, do())
-	_ = count(-1) // at worst the next life looks for nothing
+	if err = s.synced(number); err == nil {
+		err = ctxOr(ctx, do())
+	}
+	_, _ = count(-1) // at worst the next life looks for nothing
 	return err
 }
 
@@ -108,6 +112,25 @@ const (
 	moveWait    = 10 * time.Second // for a writer, then for the next one
 )
 
+// moveBeside is move for who is no drain. A drain of the unit counts what has moved, and does not look at what the unit holds
+// meanwhile.
+func (m *mover) moveBeside(ctx context.Context, b *drain.Batch, limit, most int64) (moved drain.Moved, err error) {
+	s := m.s
+	s.mu.Lock()
+	moves := s.mu.drains.besideOf(m.from.Name())
+	moves.begun++
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		moves.ended++
+		if d := s.mu.drains.of(m.from.Name()); d != nil {
+			d.job.Count(&moved.Counted)
+		}
+	}()
+	return m.move(ctx, b, limit, most)
+}
+
 // moveAll moves all samples that are on the source. Those that somebody writes it waits for at last, one by one.
 func (m *mover) moveAll(ctx context.Context, partition string, samples []schema.Sample) (sum drain.Moved, err error) {
 	wait := time.Duration(0)
@@ -118,7 +141,7 @@ func (m *mover) moveAll(ctx context.Context, partition string, samples []schema.
 		}
 		before := sum.Samples
 		for some := range slices.Chunk(left, size) {
-			moved, err := m.move(ctx, &drain.Batch{Partition: partition, Samples: some, Wait: wait}, moveBytes)
+			moved, err := m.moveBeside(ctx, &drain.Batch{Partition: partition, Samples: some, Wait: wait}, moveBytes, math.MaxInt64)
 			sum.Add(&moved)
 			if err != nil {
 				return sum, err
@@ -214,8 +237,7 @@ func (m *mover) moveSome(ctx context.Context, bytes int64) (sum drain.Moved, err
 		m.s.mu.RUnlock()
 		at, end = next, last
 		for len(samples) > 0 && bytes > 0 {
-			m.atMost = bytes
-			moved, err := m.move(ctx, &drain.Batch{Partition: partition, Samples: samples}, min(bytes, moveBytes))
+			moved, err := m.moveBeside(ctx, &drain.Batch{Partition: partition, Samples: samples}, min(bytes, moveBytes), bytes)
 			sum.Add(&moved)
 			if err != nil {
 				return sum, err

@@ -28,7 +28,8 @@ type mover struct {
 	from    node
 	targets []string // names of units that may take them, nil: all
 	tiers   string   // see tierPolicies
-	atMost  int64    // no sample that has more bytes, 0: any
+	// hung are units that have held a batch up until its time was over: they are tried last. Guarded by Server.mu.
+	hung map[uint32]bool
 }
 
 // The policies about the tier in which a cell lies afterwards.
@@ -46,8 +47,8 @@ type claimed struct {
 	groups []leasedGroup
 }
 
-// move moves samples of a batch, as many as have limit bytes, at least one.
-func (m *mover) move(ctx context.Context, b *drain.Batch, limit int64) (moved drain.Moved, err error) {
+// move moves samples of a batch, as many as have limit bytes, at least one, but none that has more than most.
+func (m *mover) move(ctx context.Context, b *drain.Batch, limit, most int64) (moved drain.Moved, err error) {
 	k, err := m.claim(ctx, b, &moved)
 	if err != nil {
 		moved.Left = b.Samples
@@ -62,7 +63,7 @@ func (m *mover) move(ctx context.Context, b *drain.Batch, limit int64) (moved dr
 			continue
 		}
 		before := moved.Counted
-		rows, failed := m.moveGroup(ctx, g, limit, &moved)
+		rows, failed := m.moveGroup(ctx, g, limit, most, &moved)
 		moved.Samples += rows
 		moved.Left = append(moved.Left, g.Samples[rows:]...)
 		full = rows < len(g.Samples)
@@ -110,6 +111,14 @@ func (m *mover) sourceError(err error) error {
 		return &drain.LostError{Cause: err}
 	}
 	return m.lostOr(err)
+}
+
+// payloadError is sourceError for an error of payload that the source sends. When the unit answers it is its stream that is gone.
+func (m *mover) payloadError(ctx context.Context, err error) error {
+	if m.from.away() != nil && tqerr.CodeOf(err) == tqerr.Unavailable && tqerr.CodeOf(m.from.sync(ctx)) != tqerr.Unavailable {
+		return &drain.StreamError{Cause: tqerr.Wrap(tqerr.Unavailable, err, "unit %q answers, but its payload does not come", m.from.Name())}
+	}
+	return m.sourceError(err)
 }
 
 // claim takes those samples of a batch that nobody writes, and leases their cells. A batch that waits does so in line with writers.
@@ -220,12 +229,14 @@ func (m *mover) cellError(g *leasedGroup, err error) error {
 	return e
 }
 
-// moveGroup moves the first samples of a group that have limit bytes, at least one, and returns how many. Where no unit has room for
-// all of them it tries fewer.
-func (m *mover) moveGroup(ctx context.Context, g *leasedGroup, limit int64, moved *drain.Moved) (rows int, err error) {
-	if rows = g.rowsOf(limit); rows == 1 && m.atMost > 0 && g.rowBytes(0) > m.atMost {
+// moveGroup moves the first samples of a group that have limit bytes, at least one, and returns how many; none when the first has more
+// than most. Where no unit has room for all of them it tries fewer.
+func (m *mover) moveGroup(ctx context.Context, g *leasedGroup, limit, most int64, moved *drain.Moved) (rows int, err error) {
+	if first := g.rowBytes(0); first > most {
+		moved.Large = first
 		return 0, nil
 	}
+	rows = g.rowsOf(limit)
 	for {
 		if err = m.moveRows(ctx, g, rows, moved); err == nil {
 			return rows, nil
@@ -258,16 +269,28 @@ func (m *mover) moveRows(ctx context.Context, g *leasedGroup, rows int, moved *d
 		return err
 	}
 	for _, to := range targets {
-		var source bool
-		if source, err = m.moveTo(ctx, to, g, rows, parts); err == nil {
+		var elsewhere bool
+		if elsewhere, err = m.moveTo(ctx, to, g, rows, parts); err == nil {
 			m.count(rows, parts, moved)
+			m.hangs(to, false)
 			return nil
 		}
-		if source || errors.Is(err, errUnsure) || ctx.Err() != nil || m.from.Lost() != nil {
+		if elsewhere || ctx.Err() != nil || m.from.Lost() != nil {
 			break
 		}
+		m.hangs(to, tqerr.CodeOf(err) == tqerr.DeadlineExceeded)
 	}
 	return ctxOr(ctx, err)
+}
+
+// hangs notes whether a unit has held a batch up.
+func (m *mover) hangs(n node, is bool) {
+	m.s.mu.Lock()
+	defer m.s.mu.Unlock()
+	if m.hung == nil {
+		m.hung = map[uint32]bool{}
+	}
+	m.hung[n.ID()] = is
 }
 
 // count adds what has moved.
@@ -310,9 +333,17 @@ func (m *mover) candidates(g *leasedGroup, rows int, parts []*movedPart) ([]node
 	if len(out) == 0 {
 		return nil, full
 	}
+	late := func(n node) int {
+		if m.hung[n.ID()] {
+			return 1
+		}
+		return 0
+	}
 	slices.SortStableFunc(out, func(a, b node) int {
 		x, y := a.Stats(), b.Stats()
-		return cmp.Or(cmp.Compare(y.Room(), x.Room()), cmp.Compare(x.MemoryUsed+x.DiskUsed, y.MemoryUsed+y.DiskUsed))
+		return cmp.Or(
+			late(a)-late(b), cmp.Compare(y.Room(), x.Room()), cmp.Compare(x.MemoryUsed+x.DiskUsed, y.MemoryUsed+y.DiskUsed),
+		)
 	})
 	return out, nil
 }

@@ -354,11 +354,24 @@ func (t *txn) payloadOf(sh *share) []byte {
 	return out
 }
 
+// mayUse reports that rows of the write may come to a unit, or are there.
+func (t *txn) mayUse(n node) bool {
+	switch {
+	case n.Lost() != nil:
+		return false
+	case !t.s.cordoned.Load() || slices.Contains(t.units, n.ID()):
+		return true
+	}
+	t.s.mu.RLock()
+	defer t.s.mu.RUnlock()
+	return t.s.mu.cat.Duty(n.ID()) == catalog.Active
+}
+
 // couldFit reports whether the write would fit into empty units, so that waiting makes sense.
 func (t *txn) couldFit() bool {
 	total, largest := int64(0), int64(0)
 	for _, n := range t.s.nodes.Load().order {
-		if n.Lost() != nil {
+		if !t.mayUse(n) {
 			continue
 		}
 		st := n.Stats()

@@ -226,6 +226,7 @@ type drainRecord struct {
 	Origin  origin
 	Request wire.DrainRequest
 	Status  wire.JobReply
+	Began   int64 // milliseconds since 1970, 0: not known
 }
 
 type placesPartition struct {

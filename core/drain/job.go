@@ -30,7 +30,8 @@ type Job struct {
 	// Of the goroutine that runs the job:
 	counted bool           // Total is known
 	tried   map[victim]int // failed tries of a sample, those that stay included
-	stay    map[victim]bool
+	stay    map[victim]*stayed
+	walks   int // that have begun
 	cursor  catalog.Cursor
 	queue   []Batch // to be tried before the walk goes on
 	walk    walk
@@ -42,6 +43,12 @@ type Job struct {
 type victim struct {
 	partition string
 	schema.Sample
+}
+
+// stayed is a sample that is not tried any more.
+type stayed struct {
+	cells int64
+	walk  int // the latest that has found it
 }
 
 // walk is what has come of the walk over all samples that is under way.
@@ -56,7 +63,10 @@ type walk struct {
 
 // New makes a job. held is what its unit holds; nil: the job asks when it runs.
 func New(s Session, o Options, held *Held) *Job {
-	j := &Job{s: s, opts: o, began: time.Now(), done: make(chan struct{}), tried: map[victim]int{}, stay: map[victim]bool{}}
+	j := &Job{s: s, opts: o, began: time.Now(), done: make(chan struct{}), tried: map[victim]int{}, stay: map[victim]*stayed{}}
+	if o.Began.IsZero() {
+		j.opts.Began = j.began
+	}
 	j.ctx, j.cancel = context.WithCancel(context.Background())
 	j.mu.State = Pending
 	if held != nil {
@@ -171,7 +181,7 @@ func (j *Job) begin(held *Held) {
 func (j *Job) run() error {
 	ctx, cancel := j.ctx, context.CancelFunc(func() {})
 	if j.opts.Deadline > 0 {
-		ctx, cancel = context.WithTimeout(ctx, j.opts.Deadline)
+		ctx, cancel = context.WithDeadline(ctx, j.opts.Began.Add(j.opts.Deadline))
 	}
 	defer cancel()
 	if !j.counted {
@@ -189,10 +199,11 @@ func (j *Job) run() error {
 		if j.walk.progress {
 			j.pause = 0
 		}
-		if !j.walk.left {
-			if len(j.stay) > 0 {
-				return errPartial
-			}
+		switch {
+		case j.walk.left || len(j.stay) > 0 && j.walk.progress: // those that stay may be cleared meanwhile
+		case len(j.stay) > 0:
+			return errPartial
+		default:
 			empty, err := j.settled(ctx)
 			if err != nil || empty {
 				return err
@@ -212,6 +223,7 @@ func (j *Job) run() error {
 // walkOnce tries every sample once that is on the unit.
 func (j *Job) walkOnce(ctx context.Context) error {
 	j.cursor, j.queue = catalog.Cursor{}, nil
+	j.walks++
 	j.unblock()
 	for {
 		if err := ctx.Err(); err != nil {
@@ -219,6 +231,7 @@ func (j *Job) walkOnce(ctx context.Context) error {
 		}
 		batches := j.next()
 		if len(batches) == 0 && len(j.queue) == 0 && j.walk.ended {
+			j.forgive()
 			return nil
 		}
 		if err := j.round(ctx, batches); err != nil {
@@ -227,11 +240,21 @@ func (j *Job) walkOnce(ctx context.Context) error {
 	}
 }
 
-// next picks the batches that move together. It takes a bounded number of steps.
+// next picks the batches that move together, one at least. It takes a bounded number of steps.
 func (j *Job) next() (out []Batch) {
-	n := min(len(j.queue), j.opts.Slots)
-	out, j.queue = append(out, j.queue[:n]...), j.queue[n:]
-	for len(out) < j.opts.Slots && !j.walk.ended {
+	room := j.opts.Inflight
+	fits := func(b *Batch) bool {
+		return len(out) == 0 || len(out) < j.opts.Slots && max(b.Bytes, j.opts.share()) <= room
+	}
+	take := func(b *Batch) {
+		out = append(out, *b)
+		room -= max(b.Bytes, j.opts.share())
+	}
+	for len(j.queue) > 0 && fits(&j.queue[0]) {
+		take(&j.queue[0])
+		j.queue = j.queue[1:]
+	}
+	for len(j.queue) == 0 && fits(&Batch{}) && !j.walk.ended {
 		most := batchSamples
 		if j.walk.patience > 0 {
 			most = 1
@@ -240,7 +263,7 @@ func (j *Job) next() (out []Batch) {
 		j.cursor, j.walk.ended = next, end
 		if b = j.without(b); len(b.Samples) > 0 {
 			b.Wait = j.walk.patience
-			out = append(out, b)
+			take(&b)
 		} else if len(out) == 0 && !end {
 			return nil // somebody may want to cancel
 		}
@@ -257,7 +280,8 @@ func (j *Job) without(b Batch) Batch {
 	for _, s := range b.Samples {
 		v := victim{b.Partition, s}
 		switch {
-		case j.stay[v]:
+		case j.stay[v] != nil:
+			j.stay[v].walk = j.walks
 		case j.tried[v] > 0:
 			j.queue = append(j.queue, Batch{Partition: b.Partition, Samples: []schema.Sample{s}})
 		default:

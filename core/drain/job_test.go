@@ -31,6 +31,7 @@ type table struct {
 	takes   time.Duration // of a batch
 	leases  int64
 	silent  bool // the unit does not say what it holds
+	moving  bool // somebody else moves samples off it
 	full    bool
 	away    bool // no other unit can be reached
 	busy    map[int64]bool
@@ -39,7 +40,28 @@ type table struct {
 	freed   chan struct{}
 	ends    []Status
 	running int
-	side    int // most batches at a time
+	side    int             // most batches at a time
+	sizes   map[int64]int64 // of samples that have other bytes than each
+	flying  int64           // bytes that move now
+	crowd   int64           // most bytes at a time
+}
+
+func (t *table) size(i int64) int64 {
+	if n := t.sizes[i]; n > 0 {
+		return n
+	}
+	return each
+}
+
+// fly is how many bytes of a batch move, as long as nothing fails.
+func (t *table) fly(b *Batch, limit int64) (sum int64) {
+	for i, s := range b.Samples {
+		if i > 0 && limit-sum < t.size(s.Index) {
+			break
+		}
+		sum += t.size(s.Index)
+	}
+	return sum
 }
 
 func newTable(n int) *table {
@@ -80,16 +102,23 @@ func (t *table) List(from catalog.Cursor, most int) (b Batch, next catalog.Curso
 	return b, cursors[t.there[at]], false
 }
 
-func (t *table) Move(ctx context.Context, b *Batch, limit int64) (m Moved, err error) {
+func (t *table) Move(ctx context.Context, b *Batch, limit, most int64) (m Moved, err error) {
 	t.mu.Lock()
+	if n := t.size(b.Samples[0].Index); n > most {
+		t.mu.Unlock()
+		return Moved{Left: b.Samples, Large: n}, nil
+	}
+	flying := t.fly(b, limit)
 	t.running++
-	t.side = max(t.side, t.running)
+	t.flying += flying
+	t.side, t.crowd = max(t.side, t.running), max(t.crowd, t.flying)
 	takes := t.takes
 	t.mu.Unlock()
 	defer func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		t.running--
+		t.flying -= flying
 	}()
 	if sleep(ctx, takes) != nil {
 		return Moved{Left: b.Samples}, ctx.Err()
@@ -105,7 +134,7 @@ func (t *table) Move(ctx context.Context, b *Batch, limit int64) (m Moved, err e
 	}
 	for i, s := range b.Samples {
 		switch {
-		case i > 0 && limit < each:
+		case i > 0 && limit < t.size(s.Index):
 			m.Left = append(m.Left, b.Samples[i:]...)
 			return m, nil
 		case t.busy[s.Index] && b.Wait == 0:
@@ -128,8 +157,8 @@ func (t *table) Move(ctx context.Context, b *Batch, limit int64) (m Moved, err e
 		t.moves[s.Index]++
 		m.Samples++
 		m.Cells[Memory]++
-		m.Bytes[Memory] += each
-		limit -= each
+		m.Bytes[Memory] += t.size(s.Index)
+		limit -= t.size(s.Index)
 	}
 	return m, nil
 }
@@ -143,8 +172,11 @@ func (t *table) Held(ctx context.Context, _ bool) (Held, error) {
 	}
 	defer t.mu.Unlock()
 	n := int64(len(t.there))
-	h := Held{Samples: n, Leases: t.leases}
-	h.Cells[Memory], h.Bytes[Memory] = n, n*each
+	h := Held{Samples: n, Leases: t.leases, Moving: t.moving}
+	h.Cells[Memory] = n
+	for _, i := range t.there {
+		h.Bytes[Memory] += t.size(i)
+	}
 	return h, nil
 }
 
@@ -213,6 +245,36 @@ func TestTheRateHolds(t *testing.T) {
 	})
 }
 
+// No more bytes move at a time than may, but for a sample that has more by itself: it moves alone.
+func TestTheBytesOnTheirWayAreBounded(t *testing.T) {
+	within(t, func(t *testing.T) {
+		s := newTable(2000)
+		s.takes = time.Second
+		s.sizes = map[int64]int64{}
+		for i := range int64(2000) {
+			if i%3 > 0 {
+				s.sizes[i] = []int64{20 * each, 30 * each, 60 * each}[i%3]
+			}
+		}
+		o := usual
+		o.Inflight = 100 * each
+		require.Equal(t, Succeeded, run(t, s, o, nil).State)
+		require.LessOrEqual(t, s.crowd, o.Inflight)
+		require.GreaterOrEqual(t, s.crowd, 90*int64(each), "it does not waste what it may use")
+		for i, n := range s.moves {
+			require.Equal(t, 1, n, "sample %d", i)
+		}
+		s = newTable(600)
+		s.takes = time.Second
+		s.sizes = map[int64]int64{7: 150 * each, 300: 101 * each, 599: 200 * each}
+		require.Equal(t, Succeeded, run(t, s, o, nil).State)
+		require.Equal(t, 200*int64(each), s.crowd)
+		for i, n := range s.moves {
+			require.Equal(t, 1, n, "sample %d", i)
+		}
+	})
+}
+
 func TestTimeIsOver(t *testing.T) {
 	within(t, func(t *testing.T) {
 		s := newTable(1000)
@@ -272,6 +334,54 @@ func TestWhatIsBadIsTriedSoOften(t *testing.T) {
 		require.Equal(t, FailedCell{Partition: "p", Field: "x", Sample: schema.Sample{Index: 7, Generation: 1}, Attempts: 3, Reason: "bad"}, end.Cells[0])
 		require.EqualValues(t, 2, end.Failed)
 		require.Zero(t, end.Remain)
+	})
+}
+
+// What has failed and is cleared before the job ends is no failure.
+func TestWhatIsBadIsCleared(t *testing.T) {
+	within(t, func(t *testing.T) {
+		for _, cleared := range [][]int64{{7}, {7, 20}} {
+			s := newTable(300)
+			s.bad[7], s.bad[20] = true, true
+			o := usual
+			o.Rate, o.Attempts = 20*each, 1
+			end := run(t, s, o, func(j *Job) {
+				time.Sleep(5 * time.Second)
+				st := j.Status()
+				require.Equal(t, []any{Running, int64(2), 2}, []any{st.State, st.Failed, len(st.Cells)})
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				s.there = slices.DeleteFunc(s.there, func(i int64) bool { return slices.Contains(cleared, i) })
+			})
+			left := int64(2 - len(cleared))
+			require.Equal(t, left == 0, end.State == Succeeded, end.Err)
+			require.Len(t, end.Cells, int(left))
+			require.EqualValues(t, []int64{left, 2 - left, 298}, []int64{end.Failed, end.Dropped, end.Moved.cells()})
+		}
+	})
+}
+
+// Samples that somebody else moves off the unit have moved, and were not dropped, whenever it is asked what it holds.
+func TestOthersMoveSamplesToo(t *testing.T) {
+	within(t, func(t *testing.T) {
+		s := newTable(300)
+		o := usual
+		o.Rate = 100 * each
+		end := run(t, s, o, func(j *Job) {
+			time.Sleep(time.Second)
+			s.mu.Lock()
+			moved := int64(100)
+			s.there, s.moving = s.there[:len(s.there)-100], true
+			s.mu.Unlock()
+			time.Sleep(10 * time.Second)
+			require.Equal(t, Running, j.Status().State)
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.moving = false
+			j.Count(&Counted{Cells: [NumTiers]int64{moved}, Bytes: [NumTiers]int64{moved * each}})
+		})
+		require.Equal(t, Succeeded, end.State, end.Err)
+		require.EqualValues(t, []int64{300, 300, 0}, []int64{end.Total.cells(), end.Moved.cells(), end.Dropped})
 	})
 }
 

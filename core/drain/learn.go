@@ -33,7 +33,7 @@ func (j *Job) round(ctx context.Context, batches []Batch) error {
 			defer all.Done()
 			r := &results[i]
 			defer guard.Recover(&r.err)
-			r.moved, r.err = j.s.Move(ctx, &batches[i], j.opts.limit())
+			r.moved, r.err = j.s.Move(ctx, &batches[i], j.opts.limit(), max(j.opts.share(), batches[i].Bytes))
 			j.mu.Lock()
 			j.mu.Attempts++
 			j.movedLocked(&r.moved)
@@ -66,7 +66,11 @@ func (j *Job) learn(ctx context.Context, b *Batch, r *result) error {
 		j.block(Writing, m.Busy)
 	}
 	var cell *CellError
+	var stream *StreamError
 	switch {
+	case r.err == nil && m.Large > 0:
+		j.queue = append(j.queue, Batch{Partition: b.Partition, Samples: m.Left[:1], Wait: b.Wait, Bytes: m.Large})
+		j.requeue(b, m.Left[1:])
 	case r.err == nil:
 		j.requeue(b, m.Left)
 	case ctx.Err() != nil:
@@ -76,6 +80,9 @@ func (j *Job) learn(ctx context.Context, b *Batch, r *result) error {
 	case noRoom(r.err):
 		j.walk.left = true
 		j.block(NoCapacity, len(m.Left))
+	case errors.As(r.err, &stream): // which is no fault of the cell
+		j.walk.left = true
+		j.block(StreamBroken, len(m.Left))
 	case tqerr.CodeOf(r.err) == tqerr.Unavailable: // another unit is gone, or is being reached anew: that is no try of a cell
 		j.walk.left = true
 		j.block(Retrying, len(m.Left))
@@ -115,10 +122,22 @@ func (j *Job) failed(b *Batch, left []schema.Sample, cell *CellError) {
 		j.block(Retrying, 1)
 		return
 	}
-	j.stay[v], j.walk.progress = true, true
+	j.stay[v], j.walk.progress = &stayed{int64(len(cell.Fields)), j.walks}, true
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.failLocked(cell, j.tried[v])
+}
+
+// forgive takes samples that are not there any more out of those that have failed. Call it at the end of a walk.
+func (j *Job) forgive() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for v, s := range j.stay {
+		if s.walk != j.walks {
+			delete(j.stay, v)
+			j.forgiveLocked(v, s.cells)
+		}
+	}
 }
 
 // broken counts a try of a batch that failed as a whole. Its samples are tried one by one from then on.

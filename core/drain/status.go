@@ -80,6 +80,9 @@ func shift(total, moved *[NumTiers]int64, t int) {
 
 // balanceLocked compares the counts with what the unit holds when nothing is on its way: what is gone was dropped.
 func (j *Job) balanceLocked(held *Held) {
+	if held.Moving {
+		return
+	}
 	s := &j.mu.Status
 	remain := max(held.cells()-s.Failed, 0)
 	s.Dropped = 0
@@ -93,6 +96,13 @@ func (j *Job) balanceLocked(held *Held) {
 func (j *Job) movedLocked(m *Moved) {
 	j.mu.Moved.add(&m.Counted)
 	j.fitLocked()
+}
+
+// Count adds cells of the unit that somebody else has moved.
+func (j *Job) Count(c *Counted) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.movedLocked(&Moved{Counted: *c})
 }
 
 // failLocked records the cells of a sample that stays.
@@ -111,6 +121,14 @@ func (j *Job) failLocked(e *CellError, attempts int) {
 			Partition: e.Partition, Field: field, Sample: e.Sample, Key: e.Key, Keyed: e.Keyed, Attempts: attempts, Reason: reason,
 		})
 	}
+	j.fitLocked()
+}
+
+// forgiveLocked undoes failLocked for a sample.
+func (j *Job) forgiveLocked(v victim, cells int64) {
+	s := &j.mu.Status
+	s.Failed -= cells
+	s.Cells = slices.DeleteFunc(s.Cells, func(c FailedCell) bool { return c.Partition == v.partition && c.Sample == v.Sample })
 	j.fitLocked()
 }
 

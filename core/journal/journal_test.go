@@ -212,6 +212,53 @@ func TestAJournalHeals(t *testing.T) {
 	require.Equal(t, uint64(9), found.sum)
 }
 
+// complete is a disk whose writes of a number fail when they have written everything.
+type complete struct {
+	vfs.Disk
+	fails int // so many writes from now
+}
+
+func (d *complete) Create(name string) (vfs.DiskFile, error) {
+	f, err := d.Disk.Create(name)
+	return completeFile{f, d}, err
+}
+
+type completeFile struct {
+	vfs.DiskFile
+	d *complete
+}
+
+func (f completeFile) WriteAt(p []byte, off int64) (int, error) {
+	n, err := f.DiskFile.WriteAt(p, off)
+	if f.d.fails > 0 {
+		f.d.fails--
+		return n, unix.EIO
+	}
+	return n, err
+}
+
+// A change that was refused does not count, whatever was written of it. Where that is not certain Append says so.
+func TestWhatWasRefusedDoesNotCount(t *testing.T) {
+	for fails, want := range map[int]uint64{1: 1, 2: 1 + 2} {
+		mem := vfs.NewMem(0)
+		fs := &complete{Disk: mem}
+		l, c := begun(t, options(fs, journal.Relaxed))
+		add(t, l, c, 1)
+		fs.fails = fails
+		sequence, err := l.Append(false, number(2))
+		require.Equal(t, tqerr.IO, tqerr.CodeOf(err))
+		require.Equal(t, fails > 1, sequence > 0)
+		_, found, err := open(options(mem.Killed(), journal.Relaxed))
+		require.NoError(t, err)
+		require.LessOrEqual(t, found.sum, want)
+		require.NoError(t, l.Broken())
+		add(t, l, c, 4)
+		_, found, err = open(options(mem.Killed(), journal.Relaxed))
+		require.NoError(t, err)
+		require.EqualValues(t, 5, found.sum)
+	}
+}
+
 // With strict durability a power loss takes nothing that Sync has returned for, whatever else reached the disk by chance.
 func TestPowerLoss(t *testing.T) {
 	for seed := range uint64(300) {

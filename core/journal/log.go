@@ -158,7 +158,8 @@ func (f *file) allocate(size int64) error {
 
 // Append writes records as one frame, whose sequence it returns: all of them count or none. On a full disk only records that
 // are urgent, because they free something, use the last of the space that was taken in advance. After an error nothing was
-// appended, and the same may be tried again. A journal that is broken stays so until Finish.
+// appended, and the same may be tried again; but when a sequence comes with the error the frame may count if the process dies before
+// another one, or a state, has taken its place. A journal that is broken stays so until Finish.
 func (l *Log) Append(urgent bool, records ...[]byte) (uint64, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -186,7 +187,7 @@ func (l *Log) Append(urgent bool, records ...[]byte) (uint64, error) {
 	}
 	l.mu.scratch = appendFrame(l.mu.scratch[:0], &l.identity, l.mu.next, durable, body)
 	if _, err := f.WriteAt(l.mu.scratch, f.end); err != nil {
-		return 0, l.failed(err, "write a change")
+		return l.wipeLocked(f, l.failed(err, "write a change"))
 	}
 	f.end += int64(len(l.mu.scratch))
 	if cap(l.mu.scratch) > 1<<20 {
@@ -198,6 +199,14 @@ func (l *Log) Append(urgent bool, records ...[]byte) (uint64, error) {
 		l.mu.durable = sequence
 	}
 	return sequence, nil
+}
+
+// wipeLocked makes sure that what was written of a frame does not count, and returns what Append does.
+func (l *Log) wipeLocked(f *file, why error) (uint64, error) {
+	if _, err := f.WriteAt(make([]byte, frameBytes), f.end); err != nil {
+		return l.mu.next, why
+	}
+	return 0, why
 }
 
 func (l *Log) usableLocked() error {

@@ -12,6 +12,7 @@ import (
 	"transferqueue/core/drain"
 	"transferqueue/core/foreign/foreigntest"
 	"transferqueue/core/session"
+	"transferqueue/core/tqerr"
 	"transferqueue/core/wire"
 )
 
@@ -85,4 +86,44 @@ func TestDrainsAcrossHosts(t *testing.T) {
 		require.NoError(t, ask(here, wire.OpUncordon, &wire.UncordonRequest{Unit: unit}, nil))
 	}
 	require.NoError(t, other.s.Close(time.Second))
+}
+
+// When the payload of the source does not come, though the unit answers, that is what a drain and a move say. The unit is not lost, and
+// everything moves when it does.
+func TestThePayloadOfADrainedUnitIsCutOff(t *testing.T) {
+	checkRemote(t)
+	cfg := listening(config(t))
+	port := freePort(t)
+	startB, startC := spawnWith(t, cfg, "unit-b", "b", port), spawnOn(t, cfg, "unit-c", "c")
+	on(t, "a")
+	here := owner(t, in(cfg, func(c *session.Config) { c.Units = -1 }))
+	unit := startB()
+	control, payload := &proxy{}, &proxy{}
+	control.calm.Store(true)
+	payload.calm.Store(true)
+	startProxy(t, control, portOf(t, unit.Info.Address))
+	startProxy(t, payload, port)
+	require.NoError(t, joinAway(here, unit.behindProxy()))
+	w := &writer{here, foreigntest.New(t, 64<<20)}
+	require.NoError(t, w.put(putBody{Keys: wire.Strings{"a", "b"}}, wide, 1, 2))
+	require.NoError(t, joinAway(here, startC()))
+	payload.down.Store(true) // for new streams; what tells that the host lives is one that is open
+	err := ask(here, wire.OpMove, &wire.MoveRequest{Partition: "p", To: "unit-c"}, nil)
+	require.Equal(t, tqerr.Unavailable, tqerr.CodeOf(err), err)
+	require.ErrorContains(t, err, `unit "unit-b" answers, but its payload does not come`)
+	r := &wire.DrainRequest{Unit: "unit-b", MaxSlots: 4, MaxBytes: 256 << 20, Attempts: 1, Tiers: "preserve"}
+	var job wire.JobReply
+	require.NoError(t, ask(here, wire.OpDrain, r, &job))
+	require.Eventually(t, func() bool {
+		require.NoError(t, ask(here, wire.OpJob, &wire.JobRequest{Job: job.Job}, &job))
+		require.False(t, drain.State(job.State).Final(), job.Err)
+		return len(job.Blocked) == 1 && job.Blocked[0] == wire.JobBlocked{Reason: drain.StreamBroken, Count: 2}
+	}, 30*time.Second, 5*time.Millisecond)
+	payload.down.Store(false)
+	require.NoError(t, ask(here, wire.OpJob, &wire.JobRequest{Job: job.Job, Wait: true}, &job))
+	require.Equal(t, "SUCCEEDED", job.State, "%+v", job)
+	got, err := w.values("a", "b")
+	require.NoError(t, err)
+	require.Equal(t, []int64{1, 2}, got)
+	requireClean(t, here) // before the proxies end
 }

@@ -92,7 +92,7 @@ func samples() []any {
 			Moves: MoveMetrics{Samples: 1, Cells: 2, Bytes: 3, Drains: 4}},
 		&DrainRequest{Unit: "u", Targets: Strings{"v"}, MaxSlots: 1, MaxBytes: 2, Rate: 3, DeadlineMS: 4, Attempts: 5, Tiers: "disk", DryRun: true},
 		&UncordonRequest{Unit: "u"}, &JobRequest{Job: 1 << 63, Wait: true, Cancel: true},
-		&JobReply{Job: 1, Unit: "u", State: "RUNNING", Phase: "copying", Memory: JobTier{1, 2, 3, 4}, Disk: JobTier{5, 6, 7, 8}, Dropped: 1, Failed: 2,
+		&JobReply{Job: 1, Unit: "u", State: "RUNNING", Phase: "copying", Memory: JobTier{1, 2, 3, 4, 5, 6}, Disk: JobTier{5, 6, 7, 8, 9, 10}, Dropped: 1, Failed: 2,
 			Remain: 3, Attempts: 4, Blocked: []JobBlocked{{"PINNED", 1}}, ElapsedMS: 5, ETAMS: -1, Err: text,
 			Cells: []JobCell{{Partition: text, Key: "k", Keyed: true, Index: 1, Field: "x", Attempts: 3, Reason: "r"}}},
 		&MoveRequest{Partition: text, Keys: Strings{}, To: "u"}, &RebalanceRequest{DryRun: true},

@@ -26,6 +26,7 @@ type JobRequest struct {
 // JobTier counts the cells of a job in one tier.
 type JobTier struct {
 	CellsTotal, CellsMoved, BytesTotal, BytesMoved int64
+	CellsFit, BytesFit                             int64 // of a dry run: what other units have room for
 }
 
 // JobBlocked says how many samples or bytes do not move at the moment, and why.

@@ -234,6 +234,9 @@ def drain(arguments: argparse.Namespace) -> int:
     moved = sum(tier.bytes_moved for tier in (status.memory, status.disk))
     cells = f"{status.cells_moved} of {status.cells_total} cells, {moved:,} of {of:,} bytes moved"
     print(f"job {status.job_id}: unit {status.unit_id} {status.state}, {cells}{status.error and f': {status.error}'}")
+    for name, tier in ("memory", status.memory), ("disk", status.disk):
+        if tier.bytes_fit is not None:
+            print(f"  {name}: room for {tier.bytes_fit:,} of {tier.bytes_total:,} bytes")
     for reason, count in status.blocked.items():
         print(f"  {reason}: {count}")
     for cell in status.failed:

@@ -203,14 +203,14 @@ def drain(
         unit: name of the unit, see `list_units`.
         targets: names of the units that take its samples; None: all others that are active.
         max_slots: batches of samples that move at a time.
-        max_inflight_bytes: their bytes together; a sample that has more is a batch of its own.
+        max_inflight_bytes: their bytes together; a sample that has more moves alone.
         rate_bytes_per_s: bytes that move in a second on average; None: as fast as it goes.
         deadline_s: seconds after which the job ends with what it has achieved; None: none.
         max_attempts: how often a cell is tried.
         tier_policy: ``"preserve"``: a cell lies in memory or on disk as before; ``"memory"``: it lies where it would
             lie if it was put anew; ``"disk"``: everything goes to disk.
-        dry_run: move nothing. The status of the job, which has number 0, tells what there is to move, and under
-            ``blocked`` whether there is room for it.
+        dry_run: move nothing. The status of the job, which has number 0, tells what there is to move, for how much of
+            each tier there is room, and under ``blocked`` how many samples have none.
         progress: `DrainJob.wait` shows a bar, with the package tqdm.
         timeout: seconds for the beginning of the job, by default ``client.timeout_s``.
 

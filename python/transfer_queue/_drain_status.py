@@ -10,12 +10,17 @@ __all__ = ["DrainStatus", "FailedCell", "MovedTier"]
 
 
 class MovedTier(NamedTuple):
-    """What there was to move in one tier when the job began, or came later, and what has moved. Bytes are payload."""
+    """What there was to move in one tier when the job began, or came later, and what has moved. Bytes are payload.
+
+    The last two are what other units have room for; only a dry run says so.
+    """
 
     cells_total: int
     cells_moved: int
     bytes_total: int
     bytes_moved: int
+    cells_fit: int | None = None
+    bytes_fit: int | None = None
 
 
 class FailedCell(NamedTuple):
@@ -46,7 +51,7 @@ class DrainStatus(NamedTuple):
         cells_remaining: have not moved yet.
         attempts: batches that were tried.
         blocked: why samples do not move at the moment, and how many: ``"NO_CAPACITY"``, ``"WRITING"``, ``"RETRYING"``,
-            ``"PINNED"``, ``"STAGED"``, ``"CLEARING"``.
+            ``"STREAM_BROKEN"``, ``"PINNED"``, ``"STAGED"``, ``"CLEARING"``.
         failed: the first 100 of the cells that stay.
         elapsed_s: seconds since the job began.
         eta_s: seconds that it may still take, None while that is not known.
@@ -98,7 +103,8 @@ def read(reply: Reply) -> DrainStatus:
         why,
         *_,
     ) = row
-    tiers = MovedTier(*memory[:4]), MovedTier(*disk[:4])
+    known = 4 if job else 6
+    tiers = MovedTier(*memory[:known]), MovedTier(*disk[:known])
     moved = tiers[0].cells_moved + tiers[1].cells_moved
     return DrainStatus(
         job,

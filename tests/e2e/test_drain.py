@@ -258,12 +258,14 @@ def test_no_room_anywhere(disks: Disks) -> None:
     for i in range(6):
         tq.kv_put(f"k{i}", "p", fields={"x": torch.full((1 << 17,), i)})
     plan = tq.drain("unit-a", dry_run=True).status()
-    assert plan.blocked == {"NO_CAPACITY": 3}
-    assert plan.memory.bytes_total == 3 << 20
+    assert plan.blocked == {"NO_CAPACITY": 2}
+    assert (plan.memory.bytes_total, plan.memory.bytes_fit, plan.memory.cells_fit) == (3 << 20, 1 << 20, 1)
+    assert (plan.disk.cells_fit, plan.disk.bytes_fit) == (0, 0)
     end = tq.drain("unit-a", deadline_s=1.5).wait(timeout=30)
     assert end.state == "PARTIAL"
     assert end.blocked == {"NO_CAPACITY": end.cells_remaining}
-    assert end.cells_remaining >= 2
+    assert end.cells_remaining == 2
+    assert end.memory.cells_fit is None
     assert 1.4 < end.elapsed_s < 10
     assert "1.5s" in end.error
     assert _states(tq)["unit-a"] == "CORDONED"
@@ -377,6 +379,7 @@ def test_commands() -> None:
     tq.init()
     tq.kv_put("a", "p", fields={"x": torch.arange(5)})
     name = next(unit.unit_id for unit in tq.list_units() if unit.cells)
+    assert "memory: room for 40 of 40 bytes" in command(0, "drain", name, "--dry-run")
     assert "SUCCEEDED, 1 of 1 cells, 40 of 40 bytes moved" in command(0, "drain", name, "--watch")
     assert {"ACTIVE", "DRAINED"} <= set(command(0, "units").split())
     assert "drained already" in command(1, "drain", name)
