@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"transferqueue/core/internal/vfs"
 	"transferqueue/core/journal"
@@ -233,4 +234,40 @@ func (e *elsewhere) disk(i int) *unit.Disk {
 		Path: e.dir, Durability: disktier.Relaxed, Namespace: "n", Name: fmt.Sprintf("unit-%d", i), Threshold: 1,
 		HighWatermark: 0.9, LowWatermark: 0.7, Headroom: headroom,
 	}.OnDisk(e.disks[i])
+}
+
+// Whatever call fails of the disk on which the journal and the durable units lie, a load has happened or has not, in the process that
+// goes on, when what is broken had time to be replaced, and in the next one.
+func TestEveryCallOfALoadFails(t *testing.T) {
+	d, dir := &loadDeath{}, t.TempDir()
+	for _, durability := range []journal.Durability{journal.Relaxed, journal.Strict} {
+		for at, more := 0, true; more; at++ {
+			for _, goesOn := range []bool{false, true} {
+				failing := &vfs.FailingDisk{At: -1, Err: []error{unix.EIO, unix.ENOSPC}[at%2]}
+				o := setup{units: 2, durable: true, journal: durability, failing: failing}
+				within(t, o, func(t *testing.T, s *system) {
+					path, u := fmt.Sprint(dir, "/", at), s.user()
+					s.loadable(u, path, d)
+					failing.FailNext(at)
+					done := u.tryLoad(path) == nil
+					more = failing.Failed()
+					failing.Heal()
+					if goesOn {
+						_ = u.try(wire.OpList, &wire.ListRequest{}, nil)
+						time.Sleep(2 * time.Second)
+						seen := d.requireOne(t, u)
+						require.True(t, seen || !done, "call %d", at)
+						done = seen
+					}
+					s.setup.failing = nil
+					s.restart()
+					require.Equal(t, done, d.requireOne(t, s.user()), "call %d", at)
+					time.Sleep(2 * time.Minute)
+				})
+				if t.Failed() {
+					return
+				}
+			}
+		}
+	}
 }
