@@ -231,6 +231,13 @@ def test_a_durable_source_is_killed_and_comes_back(
             assert tq.kv_batch_get(f"k{i}", "p")["x"][0].unique().tolist() == [i]
         assert tq.list_lost() == {}
 
+        hosts.stop("unit-a")
+        until(lambda: "unit-a" not in _states(tq), "it is not listed any more")
+        hosts.start("unit-a")
+        assert _states(tq)["unit-a"] == "DRAINED", "nobody has said that it may take samples"
+        tq.uncordon("unit-a")
+        assert _states(tq) == {"unit-a": "ACTIVE", "unit-b": "ACTIVE"}
+
 
 def test_views_keep_their_bytes_and_the_unit_waits_for_them(disks: Disks) -> None:
     disks.start("unit-a", threshold=1 << 40)
