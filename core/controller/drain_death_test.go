@@ -147,6 +147,50 @@ func TestAnUncordonHappensOnce(t *testing.T) {
 	})
 }
 
+// A unit that was drained and ends is no unit any more, for the next controller too; it is what it was when it joins again. One that
+// ends with samples stays.
+func TestADrainedUnitThatEndsIsNotListed(t *testing.T) {
+	within(t, setup{units: 3, remote: true, journal: journal.Relaxed}, func(t *testing.T, s *system) {
+		u := s.user()
+		for i, key := range keysOf(9) {
+			u.put(s.rows(narrow, []string{key}, int64(i)))
+		}
+		require.Equal(t, "SUCCEEDED", u.drained(drainOf("unit-1")).State)
+		require.Equal(t, "DRAINED", u.state("unit-1"))
+		listed := func() (units, metrics []string) {
+			var list wire.UnitsReply
+			s.user().ask(wire.OpUnits, nil, &list)
+			for _, info := range list.Units {
+				units = append(units, info.ID+" "+info.State)
+			}
+			var m wire.MetricsReply
+			s.user().ask(wire.OpMetrics, nil, &m)
+			for _, unit := range m.Units {
+				metrics = append(metrics, unit.Info.ID+" "+unit.Info.State)
+			}
+			return units, metrics
+		}
+		for _, i := range []int{1, 2} {
+			s.hosts[i].dead.Store(true)
+			s.hosts[i].net.Cut(s.hosts[i].peer.Load(), 0)
+		}
+		synctest.Wait()
+		left := []string{"unit-0 ACTIVE", "unit-2 UNAVAILABLE"}
+		for range 2 {
+			units, metrics := listed()
+			require.Equal(t, left, units)
+			require.Equal(t, left, metrics)
+			s.restart()
+		}
+		s.hosts[1].dead.Store(false)
+		s.hosts[2].dead.Store(false)
+		s.joinHosts()
+		units, _ := listed()
+		require.ElementsMatch(t, []string{"unit-0 ACTIVE", "unit-1 DRAINED", "unit-2 ACTIVE"}, units)
+		time.Sleep(2 * time.Minute) // nobody is awaited any more
+	})
+}
+
 // A unit dies at each message of a drain. When it is the one that is drained, the job has failed and says why, and what has not moved
 // is lost, and no more; when it is another one, its samples move elsewhere, and nothing of the source is lost.
 func TestAUnitDiesDuringADrain(t *testing.T) {

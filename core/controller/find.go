@@ -29,7 +29,7 @@ func (r *recovering) findUnits(ctx context.Context) error {
 		if x.Inside {
 			// Clients may still map the memory of the dead process under the old number.
 			u := r.here(x.Name)
-			if err := r.recommit(u, x.ID); err != nil {
+			if err := r.recommit(u, &x); err != nil {
 				return err
 			}
 			if err := r.reconcile(ctx, inside{u, next, s.sampleLimit(), s.opts.Machine}, places[i]); err != nil {
@@ -63,8 +63,11 @@ type sought struct {
 // recommit has a unit of this process commit what the process before has held and written down, and drop the rest. What lies on
 // disk is older than a write of the same cells that the unit did not execute any more; it must not be taken for what was
 // written, which is lost unless it was held.
-func (r *recovering) recommit(u Unit, id uint32) error {
-	executed := u.Changed()
+func (r *recovering) recommit(u Unit, x *unitRecord) error {
+	if err := recommitOwed(u, x.Owed); err != nil {
+		return err
+	}
+	id, executed := x.ID, u.Changed()
 	for i := range r.changes {
 		ch := &r.changes[i]
 		if ch.number > executed && ch.touches(id) {
@@ -153,8 +156,9 @@ func (r *recovering) find(ctx context.Context, x *unitRecord) sought {
 	}
 	f := sought{node: outside{u}}
 	if err == nil {
-		f.compares = x.Missed || r.s.mu.drains.open() || u.Changed() > r.s.journal.log.Recovered()
-		if err = catchUp(ctx, u, owed); err == nil && f.compares {
+		f.compares, err = catchUp(ctx, u, owed)
+		f.compares = f.compares || x.Missed || len(x.Owed) > 0 || r.s.mu.drains.open() || u.Changed() > r.s.journal.log.Recovered()
+		if err == nil && f.compares {
 			f.stock, err = u.Inventory(ctx)
 		}
 		if err != nil {

@@ -332,9 +332,9 @@ func (s *Server) onlyTurn(ctx context.Context) (done func(), err error) {
 	}
 }
 
-// replaceLocked writes down that everything is another catalog from now on. The caller is the only one who makes a turn, and
-// holds mu.
-func (s *Server) replaceLocked(next *catalog.Catalog) error {
+// replaceLocked writes down that everything is another catalog from now on, and what units are owed by that. The caller is the only
+// one who makes a turn, and holds mu.
+func (s *Server) replaceLocked(next *catalog.Catalog, owed map[uint32][]owedRecord) error {
 	if s.journal == nil {
 		return nil
 	}
@@ -350,6 +350,9 @@ func (s *Server) replaceLocked(next *catalog.Catalog) error {
 	t.Switch()
 	m := s.imageLocked(s.mu.sampler.Name(), memory)
 	m.catalog = next.Image()
+	for i := range m.units {
+		m.units[i].Owed = append(m.units[i].Owed, owed[m.units[i].ID]...)
+	}
 	return t.Finish(m.write)
 }
 

@@ -10,6 +10,7 @@ import (
 	"transferqueue/core/internal/vfs"
 	"transferqueue/core/sampler"
 	"transferqueue/core/snapshot"
+	"transferqueue/core/store"
 	"transferqueue/core/tqerr"
 	"transferqueue/core/wire"
 )
@@ -131,10 +132,15 @@ func (c *call) replace(ctx context.Context, state, values string, metadata *snap
 		err = l.bare(read)
 	}
 	if err == nil {
+		err = l.hold()
+	}
+	if err == nil {
 		err = s.swapIn(ctx, l)
 	}
 	if err != nil {
 		l.abort()
+	} else if s.journal != nil {
+		s.turnSoon() // into a state without what units were owed
 	}
 	return err
 }
@@ -301,7 +307,12 @@ func (l *loading) reachable() error {
 // released when the units have deleted.
 func (s *Server) swapLocked(l *loading) (deletions []*deletion, err error) {
 	next := s.mu.cat.Adopted(l.restored)
-	if err := s.replaceLocked(next); err != nil {
+	change, err := s.noteSwapLocked()
+	if err != nil {
+		return nil, err
+	}
+	owed, last := l.owed(next, change)
+	if err := s.replaceLocked(next, owed); err != nil {
 		return nil, err
 	}
 	events := map[string][]catalog.Event{}
@@ -314,8 +325,12 @@ func (s *Server) swapLocked(l *loading) (deletions []*deletion, err error) {
 	for _, r := range l.rows {
 		samples := s.mu.cat.Samples(r.indexes)
 		for _, sh := range r.shares {
+			number := uint64(0) // a unit has executed the change when it has done all
+			if sh.staged == last[sh.unit.ID()] {
+				number = change
+			}
 			if sh.staged != nil {
-				sh.staged.Commit(pickRuns(samples, sh.runs))
+				store.CommitChange(sh.staged, pickRuns(samples, sh.runs), number)
 			}
 		}
 	}

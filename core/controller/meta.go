@@ -210,7 +210,10 @@ const freshness = 250 * time.Millisecond
 
 // listUnits tells what the units hold, as of now; of a unit that does not answer, what it has told last.
 func (c *call) listUnits() (any, error) {
-	return c.fresh(func() (any, error) { return &wire.UnitsReply{Units: c.s.unitInfos()}, nil })
+	return c.fresh(func() (any, error) {
+		_, infos := c.s.unitInfos()
+		return &wire.UnitsReply{Units: infos}, nil
+	})
 }
 
 // fresh answers when the units have told what they hold.
@@ -231,28 +234,32 @@ func (c *call) fresh(answer func() (any, error)) (any, error) {
 	})
 }
 
-func (s *Server) unitInfos() []wire.UnitInfo {
+// unitInfos describes the units. One that was drained and has ended is no unit any more, but for what it would be if it joined again.
+func (s *Server) unitInfos() (of []node, out []wire.UnitInfo) {
 	all := s.nodes.Load().order
 	s.mu.RLock()
-	lost, samples, states := s.mu.cat.LostOn(), make([]int64, len(all)), make([]string, len(all))
+	lost, samples, duties := s.mu.cat.LostOn(), make([]int64, len(all)), make([]catalog.Duty, len(all))
 	for i, n := range all {
-		samples[i], states[i] = s.mu.cat.SamplesOn(n.ID()), s.mu.cat.Duty(n.ID()).String()
+		samples[i], duties[i] = s.mu.cat.SamplesOn(n.ID()), s.mu.cat.Duty(n.ID())
 	}
 	s.mu.RUnlock()
-	out := make([]wire.UnitInfo, len(all))
 	for i, n := range all {
-		st, state := n.Stats(), states[i]
+		st, state := n.Stats(), duties[i].String()
 		if n.Lost() != nil {
+			if duties[i] == catalog.Drained && samples[i] == 0 {
+				continue
+			}
 			state = "UNAVAILABLE"
 		}
-		out[i] = wire.UnitInfo{
+		info := wire.UnitInfo{
 			ID: n.Name(), State: state, Host: n.Host(), MemoryUsed: st.MemoryUsed + st.Staging, MemoryLimit: st.MemoryLimit,
 			DiskUsed: st.DiskUsed, DiskLimit: unlimited(st.DiskLimit), Samples: samples[i], SampleLimit: n.SampleLimit(), Cells: st.Cells,
 			Leases: st.Leases, Staged: st.Staged, LostCells: lost[n.ID()], Number: n.ID(),
 		}
-		countTiers(n, &out[i])
+		countTiers(n, &info)
+		of, out = append(of, n), append(out, info)
 	}
-	return out
+	return of, out
 }
 
 func (c *call) config() (any, error) {
@@ -306,6 +313,6 @@ func (c *call) summary() (any, error) {
 		})
 	}
 	s.mu.RUnlock()
-	reply.Units = s.unitInfos()
+	_, reply.Units = s.unitInfos()
 	return reply, nil
 }

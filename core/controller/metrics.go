@@ -258,8 +258,8 @@ func (c *call) metrics() (any, error) {
 			reply.Requests = append(reply.Requests, one)
 		}
 	}
-	infos := s.unitInfos()
-	for i, n := range s.nodes.Load().order[:len(infos)] {
+	units, infos := s.unitInfos()
+	for i, n := range units {
 		reply.Units = append(reply.Units, n.(*metered).metrics(infos[i]))
 	}
 	reply.Queues.WaitingPuts = s.metrics.waitingPuts.Load()

@@ -42,7 +42,6 @@ type modelUser struct {
 	keys map[string]*modelRow
 	bare map[schema.Sample]*modelRow // without a key
 	full int                         // writes that found no room
-	some int                         // least elements or bytes of a value
 }
 
 func TestRandomOperationsAgainstANaiveModel(t *testing.T) {
@@ -152,7 +151,7 @@ func (u *modelUser) someKeys() []string {
 
 // value makes a tensor row; lengths repeat often, so that columns are uniform now and then.
 func (u *modelUser) value() []int64 {
-	out := make([]int64, max(u.some, []int{0, 1, 3, 3, 3, 200, 700}[u.rng.IntN(7)]))
+	out := make([]int64, []int{0, 1, 3, 3, 3, 200, 700}[u.rng.IntN(7)])
 	for i := range out {
 		out[i] = u.rng.Int64N(1000)
 	}
@@ -160,7 +159,7 @@ func (u *modelUser) value() []int64 {
 }
 
 func (u *modelUser) object() []byte {
-	return bytes.Repeat([]byte{byte(u.rng.Uint32())}, max(u.some, []int{0, 1, 40, 3000}[u.rng.IntN(4)]))
+	return bytes.Repeat([]byte{byte(u.rng.Uint32())}, []int{0, 1, 40, 3000}[u.rng.IntN(4)])
 }
 
 // columns makes new values for n rows: of x, of y, or of both. apply puts them into the model.

@@ -30,7 +30,8 @@ type Unit interface {
 	Changed() uint64
 	// Follow keeps what is done from becoming durable before the journal knows of it for good.
 	Follow(j disktier.Journal)
-	// Recommit commits what an earlier process has held, and DropHeld frees the rest.
+	// Recommit commits what an earlier process has held, as long as it Holds that, and DropHeld frees the rest.
+	Holds(txn uint64) bool
 	Recommit(txn uint64, samples []schema.Sample, change uint64) error
 	DropHeld()
 	// Own makes what is on its disk that of a session, and fails when it is another's. Owns says that it is.

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"transferqueue/core/schema"
+	"transferqueue/core/tqerr"
 	"transferqueue/core/unit/remote"
 	"transferqueue/core/wire"
 )
@@ -48,8 +49,9 @@ func (r *recovering) owedTo(x *unitRecord) []owedRecord {
 	return owed
 }
 
-// catchUp has a unit execute what it is owed and has not executed.
-func catchUp(ctx context.Context, u *remote.Unit, owed []owedRecord) error {
+// catchUp has a unit execute what it is owed and has not executed. Missed tells that it has not staged something: what has several
+// parts under one number may have been executed in part.
+func catchUp(ctx context.Context, u *remote.Unit, owed []owedRecord) (missed bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, findTime)
 	defer cancel()
 	for i := range owed {
@@ -57,24 +59,31 @@ func catchUp(ctx context.Context, u *remote.Unit, owed []owedRecord) error {
 		if o.Number <= u.Changed() {
 			continue
 		}
-		samples := samplesOf(&o.Samples)
+		samples, number := samplesOf(&o.Samples), o.Number
+		if i+1 < len(owed) && owed[i+1].Number == number {
+			number = 0
+		}
 		if !o.Deletes {
-			if err := u.Recommit(ctx, o.Txn, samples, o.Number); err != nil {
-				return err
+			err := u.Recommit(ctx, o.Txn, samples, number)
+			if tqerr.CodeOf(err) == tqerr.NotFound {
+				missed, err = true, nil
+			}
+			if err != nil {
+				return missed, err
 			}
 			continue
 		}
-		deleting := u.Delete(o.Partition, o.Fields, samples, o.Number)
+		deleting := u.Delete(o.Partition, o.Fields, samples, number)
 		select {
 		case <-deleting.Done():
 		case <-ctx.Done():
-			return ctxError(ctx, "a unit deletes what was cleared")
+			return missed, ctxError(ctx, "a unit deletes what was cleared")
 		}
 		if err := deleting.Err(); err != nil {
-			return err
+			return missed, err
 		}
 	}
-	return nil
+	return missed, nil
 }
 
 // payOwed is catchUp for a unit that joins in the place of one that was not found. One that was started anew has nothing staged;
@@ -85,7 +94,8 @@ func payOwed(ctx context.Context, u *remote.Unit, old node) error {
 		return nil
 	}
 	if n.was.Incarnation == u.Incarnation() {
-		return catchUp(ctx, u, n.was.Owed)
+		_, err := catchUp(ctx, u, n.was.Owed) // what it has is compared anyway
+		return err
 	}
 	for i := range n.was.Owed {
 		if o := &n.was.Owed[i]; o.Number > u.Changed() {

@@ -33,6 +33,7 @@ const (
 	recordDuty                 // a unit takes samples, or does not
 	recordDrain                // a drain has begun, or has ended
 	recordMoving               // so many moves that are no drains are under way
+	recordSwap                 // a number for what units do when a checkpoint takes the place of everything; by itself it changes nothing
 )
 
 // origin names the request that a record carries out, so that its outcome is known when it comes again. Both are 0 for what

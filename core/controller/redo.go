@@ -100,6 +100,7 @@ var redo = map[byte]func(r *recovering, number uint64, record []byte) error{
 	recordDuty:      (*recovering).duty,
 	recordDrain:     (*recovering).drain,
 	recordMoving:    (*recovering).moving,
+	recordSwap:      func(*recovering, uint64, []byte) error { return nil },
 }
 
 func (r *recovering) put(number uint64, record []byte) error {

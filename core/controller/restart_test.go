@@ -40,6 +40,7 @@ type mortal struct {
 	power  bool     // dies of a power loss
 	rng    *rand.Rand
 	writes int           // after so many it dies by itself; 0: never
+	steps  int           // it dies before this one of what it does to files or asks of units elsewhere, if not for its writes; 0: never
 	synced bool          // it dies at the next fsync, before that is made
 	died   chan struct{} // closed then
 }
@@ -76,7 +77,25 @@ func (m *mortal) die() {
 	m.dieLocked()
 }
 
+// dieBefore lets it die by itself before its next steps but so many.
+func (m *mortal) dieBefore(step int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.steps = step
+}
+
+func (m *mortal) step() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.steps > 0 {
+		if m.steps--; m.steps == 0 {
+			m.dieLocked()
+		}
+	}
+}
+
 func (m *mortal) do(call func() error) error {
+	m.step()
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	if m.left != nil && !m.buried {
@@ -110,6 +129,7 @@ type mortalFile struct {
 
 // WriteAt may be the last that the process does: it has written, and does not come to know.
 func (f mortalFile) WriteAt(p []byte, off int64) (n int, err error) {
+	f.m.step()
 	f.m.mu.Lock()
 	defer f.m.mu.Unlock()
 	if f.m.left != nil && !f.m.buried {
@@ -367,16 +387,15 @@ func TestRandomOperationsWithRestarts(t *testing.T) {
 				s.mortal.doom(o.power, rng.Uint64())
 				s.python(sums)
 				s.python(sums)
-				some, steps := 0, 150 // what has no bytes is kept in memory
+				steps := 150
 				if o.durable {
-					some, steps = 1, 12+18/stride()
+					steps = 12 + 18/stride()
 				}
 				users := make([]*modelUser, 4)
 				for i := range users {
 					users[i] = &modelUser{
 						user: s.user(following), rng: rand.New(rand.NewPCG(seed, uint64(i))), name: fmt.Sprintf("u%d", i),
 						mem: foreigntest.New(t, 1<<20), keys: map[string]*modelRow{}, bare: map[schema.Sample]*modelRow{},
-						some: some,
 					}
 				}
 				var all sync.WaitGroup

@@ -113,12 +113,15 @@ func (t *Turn) writeState(write func(put func(record []byte) error) error) (size
 		_ = l.fs.Remove(unfinished)
 		return 0, l.failed(err, "write a state")
 	}
-	l.states = append(l.states, t.next.number)
 	if l.opts.Durability == Strict {
 		if err = l.fs.SyncDir(l.opts.Dir); err != nil {
-			return 0, l.failed(err, "fsync of the folder")
+			err = l.failed(err, "fsync of the folder")
+			l.Break(err) // a power loss may bring it back, and what would be appended is not of it
+			_ = l.fs.Remove(path)
+			return 0, err
 		}
 	}
+	l.states = append(l.states, t.next.number)
 	return w.at, nil
 }
 

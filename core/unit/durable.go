@@ -32,6 +32,9 @@ func (u *Unit) Follow(j disktier.Journal) {
 	}
 }
 
+// Holds reports whether an earlier process has held something under a number that Recommit would make visible.
+func (u *Unit) Holds(txn uint64) bool { return u.Durable() && u.tiers.Held(txn) }
+
 // Recommit makes visible what an earlier process has prepared and held under a number, unless it has done so itself.
 func (u *Unit) Recommit(txn uint64, samples []schema.Sample, change uint64) error {
 	if !u.Durable() {

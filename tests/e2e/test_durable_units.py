@@ -150,6 +150,36 @@ def test_a_unit_that_closes_keeps_what_was_in_memory_too(hosts: Hosts) -> None:
     assert one["bf"].dtype == torch.bfloat16
 
 
+def test_values_without_a_byte_are_there_again(hosts: Hosts) -> None:
+    """They come back each as what it was, whatever is put beside them; nothing is the same as never written."""
+    tq = hosts.tq
+    fields: dict[str, Any] = {"t": torch.empty(2, 0, 3), "b": b"", "s": "", "x": torch.full((LARGE,), 7)}
+    tq.kv_put("a", "p", fields=fields)
+    tq.kv_put("b", "p", fields={"t": torch.ones(2, 1, 3), "s": "lost"})
+    tq.kv_batch_put(["c", "d"], "p", fields=TensorDict({"e": torch.empty(2, 0)}, batch_size=[2]), dedup=["e"])
+    tq.kv_put("e", "p", fields={"s": "lost"})
+    tq.kv_put("e", "p", fields={"s": ""})
+    tq.kv_put("f", "p", fields={"s": ""})
+    tq.kv_clear(["f"], "p")
+    (before,) = tq.list_units()
+    hosts.kill("unit-a")
+    hosts.start("unit-a")
+
+    assert tq.list_lost() == {"p": {"b": ["s", "t"]}}
+    (unit,) = tq.list_units()
+    assert (unit.cells, unit.disk_cells, unit.disk_used_bytes) == (7, 7, 8 * LARGE)
+    assert before.disk_cells == 7
+    row = tq.kv_batch_get(["a"], "p")
+    assert row["t"].unbind()[0].shape == (2, 0, 3)
+    assert (row["b"][0], row["s"][0]) == (b"", "")
+    assert _values(tq, "a") == [7]
+    assert tq.kv_batch_get(["e"], "p")["s"][0] == ""
+    assert [e.shape for e in tq.kv_batch_get(["c", "d"], "p")["e"].unbind()] == [(0,), (0,)]
+    tq.kv_clear(["a", "b", "c", "d", "e"], "p")
+    (unit,) = tq.list_units()
+    assert (unit.cells, unit.disk_cells) == (0, 0)
+
+
 def test_spilled_values_survive(hosts: Hosts) -> None:
     """Small values that were moved to disk to make room; and all of the small ones that stayed in memory are named."""
     tq = hosts.tq

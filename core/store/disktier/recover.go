@@ -285,13 +285,16 @@ func (t *Tier) openSegments(numbers []uint32, live []restored) error {
 	t.places.next = max(t.places.next, 1)
 	for i := range live {
 		b := live[i].block
+		if b.Size == 0 {
+			continue
+		}
 		t.places.next = max(t.places.next, b.Segment+1)
 		g := t.segment(b.Segment)
 		if g == nil {
 			g = &segment{number: b.Segment, file: gone{}, path: t.valuesPath(b.Segment), full: true}
 			t.segments.Store(b.Segment, g)
 		}
-		if empties[b.Segment] && b.Size > 0 {
+		if empties[b.Segment] {
 			return tqerr.New(tqerr.Corruption, "unit disk: %s is empty, but field %q of sample %d in partition %q should be there",
 				g.path, live[i].column.Field, live[i].samples[0].Index, live[i].partition)
 		}

@@ -86,6 +86,9 @@ func (t *Tier) Alloc(size int64) (store.Block, error) {
 	if err := t.usable(); err != nil {
 		return store.Block{}, err
 	}
+	if size == 0 {
+		return store.Block{Offset: valuesStart}, nil // in no segment
+	}
 	t.places.Lock()
 	defer t.places.Unlock()
 	g := t.places.open

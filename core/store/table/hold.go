@@ -77,6 +77,13 @@ func (s *Table) RestoreHeld(txn uint64, partition string, column *schema.Column,
 	s.mu.held[txn] = append(s.mu.held[txn], heldPart{partition, column.Field, id, rows})
 }
 
+// Held reports whether an earlier process has held something under a number that was neither committed nor dropped since.
+func (s *Table) Held(txn uint64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mu.held[txn] != nil
+}
+
 // CommitHeld makes visible what an earlier process has held under a number, as CommitChange would have done. One that is not
 // held is committed already.
 func (s *Table) CommitHeld(txn uint64, samples []schema.Sample, change uint64) error {
@@ -94,7 +101,9 @@ func (s *Table) CommitHeld(txn uint64, samples []schema.Sample, change uint64) e
 		s.mu.Unlock()
 		return nil
 	}
-	s.opts.Disk.Mark(change)
+	if change != 0 {
+		s.opts.Disk.Mark(change)
+	}
 	freed := int64(0)
 	for i := range parts {
 		freed += s.bindHeldLocked(&parts[i], samples)

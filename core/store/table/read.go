@@ -107,7 +107,10 @@ func (l *lease) pinRunLocked(i int, run rowRun, out *store.Run, field, row int) 
 	if e.reads < math.MaxUint8 && e.touched != s.mu.clock { // several runs of one extent are one touch
 		e.reads++
 	}
-	if e.touched = s.mu.clock; e.tier == onDisk {
+	switch e.touched = s.mu.clock; {
+	case out.Block.Size == 0:
+		out.Block = store.Block{} // in no segment that anybody would have to map, or load
+	case e.tier == onDisk:
 		s.loadLaterLocked(l, out, run, field, row)
 	}
 }

@@ -118,7 +118,10 @@ func (s *Table) tooLarge(sizes []int64) []bool {
 
 // split finds the rows of a column that go to disk.
 func (tx *staged) split(i int, size int64, all bool) {
-	c, threshold := &tx.columns[i], tx.s.opts.Threshold
+	c := &tx.columns[i]
+	goes := func(bytes int64) bool {
+		return bytes >= tx.s.opts.Threshold || bytes == 0 && tx.s.opts.KeepEmpty
+	}
 	add := func(from, to int, offset, n int64) {
 		tx.parts = append(tx.parts, diskPart{column: i, from: from, to: to, bytes: store.Block{Offset: offset, Size: n}})
 		tx.disk += n
@@ -126,7 +129,7 @@ func (tx *staged) split(i int, size int64, all bool) {
 	switch {
 	case c.Rows == 0:
 		return
-	case all || (c.Form == schema.Uniform && c.RowBytes() >= threshold):
+	case all || (c.Form == schema.Uniform && goes(c.RowBytes())):
 		add(0, c.Rows, 0, size)
 		return
 	case c.Form == schema.Uniform:
@@ -135,7 +138,7 @@ func (tx *staged) split(i int, size int64, all bool) {
 	offsets := c.Offsets()
 	for from := 0; from < c.Rows; from++ {
 		to := from
-		for to < c.Rows && offsets[to+1]-offsets[to] >= threshold {
+		for to < c.Rows && goes(offsets[to+1]-offsets[to]) {
 			to++
 		}
 		if to > from {

@@ -9,7 +9,7 @@
 //
 // Zombie bytes still count as used: the limit bounds what the unit holds, whoever holds it.
 //
-// Rows of Options.Threshold bytes and more go to disk. Their writer fills memory all the same, for which the table has an
+// Rows of Options.Threshold bytes and more go to disk, and so do those without bytes when Options.KeepEmpty says so. Their writer fills memory all the same, for which the table has an
 // extent of its own; Prepare copies the rows to a disk extent, Commit binds the cells to that and frees the memory. A row
 // that could not be written stays in memory, so Commit cannot fail. A lease of disk rows has memory too, filled by Load.
 // Both kinds of memory are called staging and count against the memory limit; when that has no room, the column lies in
@@ -81,6 +81,9 @@ type Options struct {
 	DiskLimit int64
 	// Threshold sends rows of at least that many bytes to disk.
 	Threshold int64
+	// KeepEmpty sends rows without bytes to disk as well, where nothing but a note of them lies: a disk that outlives the process
+	// is given all that costs no space there.
+	KeepEmpty bool
 	// Scratch is memory beyond the limit, for staging that has no room. nil: there is none, and such a write or read fails.
 	// What writes stage there counts against the disk limit.
 	Scratch Scratch

@@ -165,9 +165,9 @@ func TestPromotion(t *testing.T) {
 		wait()
 		require.Equal(t, moved[1:], onDisk(s))
 		require.Equal(t, int64(10*kib), s.Stats().MemoryUsed)
+		require.Equal(t, int64(1), s.Counters().PromotedCells)
 		requireValue(t, s, moved[0], 10*kib)
 		requireValue(t, s, moved[1], 10*kib)
-		require.Equal(t, int64(1), s.Counters().PromotedCells)
 	})
 }
 

@@ -85,6 +85,7 @@ func New(o Options) (*Store, error) {
 	}
 	to := table.Options{
 		Memory: o.Memory, MemoryLimit: o.MemoryLimit, Disk: tier, DiskLimit: o.DiskLimit, Threshold: o.Threshold, Scratch: outside,
+		KeepEmpty: o.Disk.Durability != disktier.None,
 	}
 	if o.MemoryLimit > 0 && o.Disk.Durability == disktier.None {
 		to.OnHot = s.heated
