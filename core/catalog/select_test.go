@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"fmt"
+	"math"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -115,6 +116,24 @@ func TestSelectSamples(t *testing.T) {
 	}
 	_, err = f.SelectSamples(at(0), "nowhere", nil)
 	requireError(t, err, tqerr.SampleGone, `"nowhere"`)
+}
+
+func TestGenerationOfAnIndex(t *testing.T) {
+	f := newUneven(t)
+	f.EnsurePartition("q")
+	require.Equal(t, uint32(1), f.Generation("p", 0))
+	for _, index := range []int64{-1, 99, math.MaxInt64} {
+		require.Zero(t, f.Generation("p", index))
+	}
+	require.Zero(t, f.Generation("q", 0))
+	require.Zero(t, f.Generation("nowhere", 0))
+
+	cl := f.StartClearKeys("p", []string{"key0"})
+	require.Equal(t, uint32(1), f.Generation("p", 0), "a second clear finds what the first has not finished")
+	f.FinishClear(cl)
+	require.Zero(t, f.Generation("p", 0))
+	f.put([]string{"next"}, "prompt")
+	require.Equal(t, uint32(2), f.Generation("p", 0))
 }
 
 func TestASampleThatIsBeingClearedIsGoneAndNamedByItsKey(t *testing.T) {

@@ -392,6 +392,8 @@ def test_an_index_that_cannot_be_and_a_meta_that_is_none_are_refused_by_name(tq:
     with pytest.raises(ValueError, match=f"global_indexes: {2**63} does not fit"):
         tq.get_client().kv_retrieve_keys([0, 2**63], "p")
     assert tq.get_client().kv_retrieve_keys([0, 2**63 - 1], "p") == ["k", None]
+    with pytest.raises(TypeError, match=r"global_indexes\[1\]: got str, want an int"):
+        tq.get_client().kv_retrieve_keys([0, "k"], "p")
     for wrong in (None, "k", {"keys": ["k"]}):
         with pytest.raises(TypeError, match=f"meta: got {type(wrong).__name__}, want a KVBatchMeta"):
             tq.kv_batch_get_by_meta(wrong)
