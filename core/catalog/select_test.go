@@ -70,6 +70,7 @@ func TestSelectKeysThatFails(t *testing.T) {
 		"nothing in common":         {"p", []string{"key0", "other"}, nil, false, tqerr.InvalidArgument, []string{"ready", `"key0"`, `"other"`}, nil},
 		"many missing keys":         {"p", []string{"a", "b", "c", "d", "e", "f", "g", "h"}, nil, false, tqerr.NotFound, []string{`"e" ... 3 more`}, []string{`"f"`}},
 		"strict, missing keys":      {"p", []string{"key0", "absent", "key1", "gone"}, nil, true, tqerr.NotFound, []string{"not found", `"absent", "gone"`, `"p"`}, []string{"key0", "key1"}},
+		"strict, keys and fields":   {"p", []string{"key0", "absent"}, []string{"prompt", "zeta"}, true, tqerr.NotFound, []string{`keys were not found: "absent"; `, `"zeta" (keys "key0")`}, []string{"prompt"}},
 		"strict, no key exists":     {"p", []string{"a", "b", "c", "d", "e", "f", "g"}, nil, true, tqerr.NotFound, []string{"not found", `"g"`}, nil},
 		"strict, missing fields":    {"p", names(3), []string{"prompt", "reply", "zeta"}, true, tqerr.NotFound, []string{`"reply" (keys "key0", "key1")`, `"zeta" (keys "key0", "key1", "key2")`}, []string{"prompt"}},
 		"strict, a key has nothing": {"p", []string{"key0", "bare"}, []string{"prompt"}, true, tqerr.NotFound, []string{`"prompt" (keys "bare")`}, []string{"key0"}},
