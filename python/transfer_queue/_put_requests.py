@@ -258,7 +258,8 @@ def put(
         )
     partition = one_partition(metadata, op)
     if metadata.size != packed.rows:
-        raise InvalidArgumentError(f"data: got {packed.rows} rows, want {metadata.size} as in the metadata", op)
+        wrong = f"length mismatch: got {packed.rows} rows, want {metadata.size} as in the metadata"
+        raise InvalidArgumentError(f"data: {wrong}", op)
     schemas = packed.schemas()
 
     def read(reply: Reply) -> BatchMeta:

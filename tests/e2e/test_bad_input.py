@@ -227,6 +227,11 @@ _BAD: dict[str, tuple[Callable[[Any], Any], tuple[type[BaseException], ...], tup
         ("batch_size", "0"),
     ),
     "put without a place": (lambda tq: tq.get_client().put(_td(1, x=torch.ones(1))), (ValueError,), ("partition_id",)),
+    "put of more rows than samples": (
+        lambda tq: tq.get_client().put(_td(2, x=torch.ones(2, 2)), tq.get_client().kv_retrieve_meta("old", "p")),
+        (RuntimeError, ValueError),
+        ("length mismatch", "2 rows", "want 1"),
+    ),
     "put of a list": (
         lambda tq: tq.get_client().put([1], partition_id="p"),
         (ValueError,),
