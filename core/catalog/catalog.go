@@ -163,6 +163,15 @@ func (c *Catalog) sample(i int64) schema.Sample {
 	return schema.Sample{Index: i, Generation: c.generations.get(i) + 1}
 }
 
+// Generation returns that of the sample which has an index now, 0 when a partition has none there. Read-only.
+func (c *Catalog) Generation(partition string, index int64) uint32 {
+	p := c.partitions[partition]
+	if p == nil || index < 0 || !p.owned.Has(index) && !p.clearing.Has(index) {
+		return 0
+	}
+	return c.generations.get(index) + 1
+}
+
 // owns reports whether a sample is one that p shows, reserved ones included.
 func (c *Catalog) owns(p *partition, s schema.Sample) bool {
 	return p != nil && s.Index >= 0 && p.owned.Has(s.Index) && c.generations.get(s.Index)+1 == s.Generation

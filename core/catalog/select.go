@@ -54,7 +54,11 @@ func (c *Catalog) SelectKeys(partition string, keys []string, fields []string, s
 		}
 		return nil, noKeys(partition, missing, limit)
 	case strict && missing != nil:
-		return nil, keysNotFound(partition, p, distinct(missing), allNames)
+		err := keysNotFound(partition, p, distinct(missing), allNames)
+		if lacking := c.lacking(p, indexes, bitset.NewMask(indexes), fields); lacking != "" && len(indexes) > 0 {
+			err = tqerr.New(tqerr.NotFound, "%s; %s", err, lacking)
+		}
+		return nil, err
 	}
 	var err error
 	out.Fields, err = c.selectFields(p, indexes, fields, strict)
@@ -73,8 +77,8 @@ func (c *Catalog) selectFields(p *partition, indexes []int64, fields []string, s
 	}
 	rows := bitset.NewMask(indexes)
 	if strict && fields != nil {
-		if err := c.lacking(p, indexes, rows, fields); err != nil {
-			return nil, err
+		if lacking := c.lacking(p, indexes, rows, fields); lacking != "" {
+			return nil, tqerr.New(tqerr.NotFound, "partition %q: %s", p.name, lacking)
 		}
 	}
 	common := p.common(rows)
@@ -96,7 +100,7 @@ func distinct(names []string) []string {
 }
 
 // lacking names every field that some row lacks, with the keys of these rows.
-func (c *Catalog) lacking(p *partition, indexes []int64, rows bitset.Mask, fields []string) error {
+func (c *Catalog) lacking(p *partition, indexes []int64, rows bitset.Mask, fields []string) string {
 	var text []string
 	for _, name := range distinct(fields) {
 		f := p.fields[name]
@@ -112,9 +116,9 @@ func (c *Catalog) lacking(p *partition, indexes []int64, rows bitset.Mask, field
 		text = append(text, quoted([]string{name}, 1)+" (keys "+quoted(slices.Compact(keys), allNames)+")")
 	}
 	if text == nil {
-		return nil
+		return ""
 	}
-	return tqerr.New(tqerr.NotFound, "partition %q: fields were not found: %s", p.name, strings.Join(text, "; "))
+	return "fields were not found: " + strings.Join(text, "; ")
 }
 
 // notReady is the error for rows without a common field. It names those that have nothing, if there are such.

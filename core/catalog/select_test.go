@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"fmt"
+	"math"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -69,6 +70,7 @@ func TestSelectKeysThatFails(t *testing.T) {
 		"nothing in common":         {"p", []string{"key0", "other"}, nil, false, tqerr.InvalidArgument, []string{"ready", `"key0"`, `"other"`}, nil},
 		"many missing keys":         {"p", []string{"a", "b", "c", "d", "e", "f", "g", "h"}, nil, false, tqerr.NotFound, []string{`"e" ... 3 more`}, []string{`"f"`}},
 		"strict, missing keys":      {"p", []string{"key0", "absent", "key1", "gone"}, nil, true, tqerr.NotFound, []string{"not found", `"absent", "gone"`, `"p"`}, []string{"key0", "key1"}},
+		"strict, keys and fields":   {"p", []string{"key0", "absent"}, []string{"prompt", "zeta"}, true, tqerr.NotFound, []string{`keys were not found: "absent"; `, `"zeta" (keys "key0")`}, []string{"prompt"}},
 		"strict, no key exists":     {"p", []string{"a", "b", "c", "d", "e", "f", "g"}, nil, true, tqerr.NotFound, []string{"not found", `"g"`}, nil},
 		"strict, missing fields":    {"p", names(3), []string{"prompt", "reply", "zeta"}, true, tqerr.NotFound, []string{`"reply" (keys "key0", "key1")`, `"zeta" (keys "key0", "key1", "key2")`}, []string{"prompt"}},
 		"strict, a key has nothing": {"p", []string{"key0", "bare"}, []string{"prompt"}, true, tqerr.NotFound, []string{`"prompt" (keys "bare")`}, []string{"key0"}},
@@ -115,6 +117,24 @@ func TestSelectSamples(t *testing.T) {
 	}
 	_, err = f.SelectSamples(at(0), "nowhere", nil)
 	requireError(t, err, tqerr.SampleGone, `"nowhere"`)
+}
+
+func TestGenerationOfAnIndex(t *testing.T) {
+	f := newUneven(t)
+	f.EnsurePartition("q")
+	require.Equal(t, uint32(1), f.Generation("p", 0))
+	for _, index := range []int64{-1, 99, math.MaxInt64} {
+		require.Zero(t, f.Generation("p", index))
+	}
+	require.Zero(t, f.Generation("q", 0))
+	require.Zero(t, f.Generation("nowhere", 0))
+
+	cl := f.StartClearKeys("p", []string{"key0"})
+	require.Equal(t, uint32(1), f.Generation("p", 0), "a second clear finds what the first has not finished")
+	f.FinishClear(cl)
+	require.Zero(t, f.Generation("p", 0))
+	f.put([]string{"next"}, "prompt")
+	require.Equal(t, uint32(2), f.Generation("p", 0))
 }
 
 func TestASampleThatIsBeingClearedIsGoneAndNamedByItsKey(t *testing.T) {

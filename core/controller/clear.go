@@ -21,6 +21,7 @@ func (c *call) clear() (any, error) {
 	s := c.s
 	var samples []schema.Sample
 	if r.Samples != nil {
+		s.identify(r.Partition, r.Samples)
 		samples = samplesOf(r.Samples)
 	}
 	cells := func() *writeSet {

@@ -35,6 +35,7 @@ func (c *call) get() (any, error) {
 	if err := c.decode(&req); err != nil {
 		return nil, err
 	}
+	c.s.identify(req.Partition, req.Samples)
 	r := &read{s: c.s}
 	if err := r.begin(&req, c.remote, c.machine()); err != nil {
 		return nil, err

@@ -138,6 +138,7 @@ func (c *call) setTags() (any, error) {
 	if err := c.decode(&r); err != nil {
 		return nil, err
 	}
+	c.s.identify(r.Partition, &r.Samples)
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
 	samples := samplesOf(&r.Samples)

@@ -64,6 +64,7 @@ func (c *call) newTxn() (*txn, error) {
 	}
 	t.rows = len(w.Keys) + w.Insert
 	if r.Samples != nil {
+		c.s.identify(r.Partition, r.Samples)
 		w.Samples = samplesOf(r.Samples)
 		t.rows = len(w.Samples)
 	}
@@ -92,6 +93,21 @@ func (c *call) newTxn() (*txn, error) {
 		}
 	}
 	return t, nil
+}
+
+// identify gives samples without a generation, which is what metadata made by hand has, that of the sample which has the index
+// at this moment. The request names one sample from here on, also in the journal.
+func (s *Server) identify(partition string, samples *wire.Samples) {
+	if samples == nil || !slices.Contains(samples.Generations, 0) {
+		return
+	}
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for i, generation := range samples.Generations[:min(len(samples.Generations), len(samples.Indexes))] {
+		if generation == 0 {
+			samples.Generations[i] = int64(s.mu.cat.Generation(partition, samples.Indexes[i]))
+		}
+	}
 }
 
 func samplesOf(s *wire.Samples) []schema.Sample {

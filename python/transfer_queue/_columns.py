@@ -143,7 +143,8 @@ def pack_row(fields: Mapping[str, Any]) -> Packed:
             raise ValueError(f"field names must be str, got {name!r} of type {type(name).__name__}")
         if isinstance(value, Tensor):
             if value.is_nested:
-                raise ValueError(f"field {name!r}: a nested tensor holds several samples, use kv_batch_put")
+                batch = "kv_batch_put or kv_batch_update"
+                raise ValueError(f"field {name!r}: a nested tensor holds several samples, use {batch}")
             columns.append(_dense(name, _plain(name, _with_memory(name, value))[1].unsqueeze(0), 1, keep))
         else:
             columns.append(_object_column(name, [_opaque(name, value)], keep))

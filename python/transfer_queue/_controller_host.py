@@ -187,10 +187,10 @@ class ControllerHost:
 
         return await self._ask(_partition_snapshot.snapshot(partition_id, self._open.timeout_s))
 
-    async def get_partition_index_range(self, partition_id: str) -> set[int]:
-        """Indexes of a partition, those included that are only reserved."""
+    async def get_partition_index_range(self, partition_id: str) -> list[int]:
+        """Indexes of a partition, ascending, those included that are only reserved."""
         known = await self.get_partition_snapshot(partition_id)
-        return known.global_indexes | known.pre_allocated_global_indexes if known is not None else set()
+        return sorted(known.global_indexes | known.pre_allocated_global_indexes) if known is not None else []
 
     async def clear_partition(self, partition_id: str, clear_consumption: bool = True) -> None:
         """Remove a partition with all its samples; what the units store of it is freed as well."""

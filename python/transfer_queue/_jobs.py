@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import pickle
 import threading
 import time
@@ -21,6 +22,7 @@ from transfer_queue._codes import Code
 from transfer_queue._sampler_jobs import Samplers
 
 _MOST_THREADS = 64
+_PACKAGE = os.path.dirname(__file__) + os.sep
 _MERGE, _SAMPLE = 1, 3
 _WAIT_MS = 60_000
 
@@ -113,8 +115,8 @@ def _explained(raised: BaseException) -> str:
     """Text for the caller: what failed, and where in the user's code."""
     cause = raised.__cause__
     if cause is not None:
-        frames = traceback.extract_tb(cause.__traceback__)
-        where = f" (line {frames[-1].lineno} of {frames[-1].filename})" if len(frames) > 1 else ""
+        frames = [at for at in traceback.extract_tb(cause.__traceback__) if not at.filename.startswith(_PACKAGE)]
+        where = f" (line {frames[-1].lineno} of {frames[-1].filename})" if frames else ""
         return f"{_text(raised)}: {type(cause).__name__}: {_text(cause)}{where}"
     if isinstance(raised, TypeError | ValueError):
         return _text(raised)

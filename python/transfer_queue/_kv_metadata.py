@@ -32,7 +32,6 @@ class KVBatchMeta:
     partition_id: str | None = None
     fields: list[str] | None = None
     extra_info: dict[str, Any] | None = dataclasses.field(default_factory=dict)
-    size: int = dataclasses.field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
         if len(self.keys) != len(self.tags):
@@ -43,7 +42,7 @@ class KVBatchMeta:
             raise ValueError(f"Got duplicated fields: {_repeated(self.fields)}")
         self.tags = list(map(deep, self.tags))
         self.extra_info = copy.deepcopy(self.extra_info)
-        self.size = len(self.keys)
+        self.size: int = len(self.keys)  # no field: what ``asdict`` returns makes the same batch again
 
     @classmethod
     def _from_parts(

@@ -25,7 +25,7 @@ from transfer_queue._columns import Packed, pack_row, pack_table
 from transfer_queue._field_schema import FieldSchema
 from transfer_queue._ops import Op
 from transfer_queue._shipping import shipped
-from transfer_queue.errors import FailedError, InvalidArgumentError, WrongTypeError
+from transfer_queue.errors import FailedError, InvalidArgumentError, TransferQueueError, WrongTypeError
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
 
 if TYPE_CHECKING:
@@ -76,6 +76,16 @@ def _kv_result(keys: list[str], partition: str, sent: bytes | None = None) -> Ca
     return read
 
 
+def _packed(pack: Callable[[Any], Packed], fields: Any, op: str) -> Packed:
+    """The fields as they cross; what cannot is told with the name of the call."""
+    try:
+        return pack(fields)
+    except TransferQueueError:
+        raise
+    except ValueError as error:
+        raise InvalidArgumentError(str(error), op) from None
+
+
 def kv_put(
     session: Session, key: Any, partition_id: Any, fields: Any, tag: Any, data_parser: Any, timeout: float | None
 ) -> Call[KVBatchMeta]:
@@ -84,11 +94,11 @@ def kv_put(
     keys = [checked_name("key", key)]
     packed = None
     if isinstance(fields, TensorDictBase):
-        packed = pack_table(fields)
+        packed = _packed(pack_table, fields, "kv_put")
         if packed.rows != 1:
             raise InvalidArgumentError(f"fields: got {packed.rows} rows, want 1 for one key", "kv_put")
     elif isinstance(fields, dict):
-        packed = pack_row(fields)
+        packed = _packed(pack_row, fields, "kv_put")
     elif fields is not None:
         raise InvalidArgumentError(f"fields: got {type(fields).__name__}, want a dict or a TensorDict", "kv_put")
     packed_tags = None if tag is None else _tags.encode([tag], "kv_put")
@@ -154,7 +164,7 @@ def _table(fields: Any, rows: int, op: str) -> Packed:
         raise InvalidArgumentError(
             f"fields: got batch_size {list(fields.batch_size)}, want [{rows}] for {rows} keys", op
         )
-    return pack_table(fields)
+    return _packed(pack_table, fields, op)
 
 
 def _parser(data_parser: Any, op: str) -> bytes | None:
@@ -172,7 +182,7 @@ def kv_update(
     if not isinstance(fields, dict) or not fields:
         raise WrongTypeError(f"fields: got {kind_of(fields)}, want a dict with at least one field", op)
     all_str("field names", list(fields), op)
-    packed = pack_row(fields)
+    packed = _packed(pack_row, fields, op)
     return _update(session, [checked_name("key", key)], partition_id, packed, merge_fn, timeout, op)
 
 
@@ -237,7 +247,7 @@ def put(
     op = "put"
     if not isinstance(data, TensorDictBase):
         raise InvalidArgumentError(f"data: got {type(data).__name__}, want a TensorDict", op)
-    packed = pack_table(data)
+    packed = _packed(pack_table, data, op)
     function = _parser(data_parser, op)
     more = _row_tags(custom_meta, packed.rows, op)
     if metadata is None:
@@ -248,7 +258,8 @@ def put(
         )
     partition = one_partition(metadata, op)
     if metadata.size != packed.rows:
-        raise InvalidArgumentError(f"data: got {packed.rows} rows, want {metadata.size} as in the metadata", op)
+        wrong = f"length mismatch: got {packed.rows} rows, want {metadata.size} as in the metadata"
+        raise InvalidArgumentError(f"data: {wrong}", op)
     schemas = packed.schemas()
 
     def read(reply: Reply) -> BatchMeta:

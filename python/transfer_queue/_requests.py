@@ -333,11 +333,13 @@ def kv_retrieve_keys(
 ) -> Call[list[str | None]]:
     op = "kv_retrieve_keys"
     listed = [global_indexes] if isinstance(global_indexes, int) else global_indexes
-    if not isinstance(listed, list | tuple) or not all(isinstance(i, int) for i in listed):
+    if not isinstance(listed, list | tuple):
         raise WrongTypeError(f"global_indexes: got {type(global_indexes).__name__}, want an int or a list of int", op)
     if not listed:
         raise InvalidArgumentError("global_indexes: got an empty list, want at least one", op)
-    for index in listed:
+    for i, index in enumerate(listed):
+        if not isinstance(index, int):
+            raise WrongTypeError(f"global_indexes[{i}]: got {type(index).__name__}, want an int", op)
         if index.bit_length() > 63:
             raise InvalidArgumentError(f"global_indexes: {index} does not fit into 64 bits", op)
 

@@ -227,19 +227,15 @@ def _namespace(value: Any) -> Any:
     return value
 
 
-def _folder(value: Any) -> Any:
-    if isinstance(value, Path):
-        value = str(value)
-    if not isinstance(value, str) or not value:
-        raise ValueError("a directory, because ssd_offload is enabled")
-    return value
+def _folder(because: str = "") -> _Check:
+    def check(value: Any) -> Any:
+        if isinstance(value, Path):
+            value = str(value)
+        if not isinstance(value, str) or not value or "\0" in value:
+            raise ValueError(f"a directory{because}")
+        return value
 
-
-def _journal_folder(value: Any) -> Any:
-    try:
-        return _folder(value)
-    except ValueError:
-        raise ValueError("a directory, because controller.journal.durability is not none") from None
+    return check
 
 
 def _section(value: Any) -> Any:
@@ -267,6 +263,7 @@ def _threshold(value: Any) -> Any:
 
 _share = _number("a number above 0 and at most 1", lambda share: 0 < share <= 1)
 _port = _whole(0, 65535)
+_journal_folder = _folder(", because controller.journal.durability is not none")
 
 _KNOWN: dict[str, _Check] = {
     "runtime": _choice("auto", "embedded", "attach", "ray"),
@@ -278,6 +275,7 @@ _KNOWN: dict[str, _Check] = {
     "client.layout": _choice("jagged", "dense"),
     "controller.polling_mode": _flag,
     "controller.journal.durability": _choice("none", "relaxed", "strict"),
+    "controller.journal.path": _or_null(_folder()),
     "controller.journal.restart_wait_s": _seconds("a number above 0", lambda seconds: seconds > 0),
     "controller.sampler_timeout_s": _seconds("a number above 0", lambda seconds: seconds > 0),
     "metrics.enabled": _flag,
@@ -334,7 +332,7 @@ _BACKENDS: dict[str, dict[str, _Check]] = {
 
 # Looked at only when offloading is on.
 _OFFLOAD: dict[str, _Check] = {
-    "path": _folder,
+    "path": _folder(", because ssd_offload is enabled"),
     "threshold_bytes": _threshold,
     "durability": _choice("none", "relaxed", "strict"),
     "glibc_mmap_threshold_bytes": _or_null(_whole(1)),

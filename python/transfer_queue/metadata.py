@@ -290,17 +290,13 @@ class BatchMeta:
 
         return self._apply_columns(pack_table(tensor_dict).schemas(), set_all_ready)
 
-    def apply_field_schema(
-        self, field_schema: Mapping[str, Mapping[str, Any]], set_all_ready: bool = True
-    ) -> BatchMeta:
+    def apply_field_schema(self, schema: Mapping[str, Mapping[str, Any]], set_all_ready: bool = True) -> BatchMeta:
         """Adds or replaces fields in place, given as in the constructor.
 
         Raises:
             ValueError: per-sample shapes that are not one per sample.
         """
-        return self._apply_columns(
-            [(name, FieldSchema.from_dict(one)) for name, one in field_schema.items()], set_all_ready
-        )
+        return self._apply_columns([(name, FieldSchema.from_dict(one)) for name, one in schema.items()], set_all_ready)
 
     def _apply_columns(self, columns: Iterable[tuple[str, FieldSchema]], set_all_ready: bool = True) -> BatchMeta:
         self._set_fields(dict(columns))
@@ -329,9 +325,9 @@ class BatchMeta:
         """Sets one value."""
         self.extra_info[key] = value
 
-    def update_extra_info(self, info: Mapping[str, Any]) -> None:
+    def update_extra_info(self, info_dict: Mapping[str, Any]) -> None:
         """Sets several values."""
-        self.extra_info.update(info)
+        self.extra_info.update(info_dict)
 
     def remove_extra_info(self, key: str) -> Any:
         """Removes and returns a value; None when there was none."""

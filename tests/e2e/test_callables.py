@@ -200,6 +200,7 @@ def test_a_merge_that_fails_changes_nothing_anywhere(tq: Any, merge: Any, text: 
         tq.kv_batch_update(keys, "p", _table(x=torch.ones(10), y=torch.ones(10, dtype=torch.int64)), sometimes)
     assert text in str(raised.value)
     assert "'9'" in str(raised.value)
+    assert "transfer_queue" not in str(raised.value), "a line of the package is no line of the user's"
     got = tq.kv_batch_get(keys, "p")
     assert torch.equal(got["x"], torch.arange(10.0))
     assert torch.equal(got["y"], torch.arange(10))

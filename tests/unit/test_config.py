@@ -167,6 +167,8 @@ WRONG = [
     ({"namespace": "../x"}, "namespace: got '../x'"),
     ({"controller": {"journal": {"durability": True}}}, "controller.journal.durability: got True, want 'none' or"),
     ({"controller": {"journal": {"durability": "strict"}}}, "controller.journal.path: got None, want a directory"),
+    ({"controller": {"journal": {"path": 3}}}, "controller.journal.path: got 3, want null or a directory"),
+    ({"controller": {"journal": {"path": "a\0b"}}}, "controller.journal.path: got 'a\\x00b', want null or a directory"),
     ({"controller": {"journal": {"restart_wait_s": 0}}}, "controller.journal.restart_wait_s: got 0, want a number"),
     ({"client": {"timeout_s": 0}}, "client.timeout_s: got 0, want a number above 0"),
     ({"client": {"timeout_s": True}}, "client.timeout_s: got True"),

@@ -196,6 +196,14 @@ def test_packed_tags_are_one_list_like_any_other():
     assert reordered.tags == TAGS[::-1]
 
 
+def test_what_asdict_returns_makes_the_same_batch():
+    for batch in (KVBatchMeta(["a", "b"], TAGS, "p", ["x"], {"s": 1}), packed_meta(msgspec.msgpack.encode(TAGS))):
+        again = KVBatchMeta(**dataclasses.asdict(batch))
+        assert again == batch
+        assert again.size == batch.size == 2
+        assert dataclasses.replace(batch, keys=["a"], tags=[{}]).size == 1
+
+
 def test_an_attribute_that_is_not_there_says_so():
     for batch in (packed_meta(), KVBatchMeta()):
         with pytest.raises(AttributeError, match="'KVBatchMeta' object has no attribute 'tag'"):

@@ -53,7 +53,9 @@ class BaseSampler(ABC):
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[list[int], list[int]]:
         return self.sample(*args, **kwargs)
 
-    def has_cached_result(self, partition_id: str, task_name: str, sampling_config: dict[str, Any] | None) -> bool:
+    def has_cached_result(
+        self, partition_id: str, task_name: str, sampling_config: dict[str, Any] | None = None
+    ) -> bool:
         """Whether the rank and the batch of ``sampling_config`` have been answered before.
 
         Such a request reaches the sampler also when too few samples are ready.

@@ -102,7 +102,9 @@ class StreamingTokenBudgetSampler(GRPOGroupNSampler):
         """Whether the request of a rank was answered with the end of the stream."""
         return (dp_rank, batch_index) in map(tuple, self._ends.get(partition_id, {}).get(task_name, ()))
 
-    def has_cached_result(self, partition_id: str, task_name: str, sampling_config: dict[str, Any] | None) -> bool:
+    def has_cached_result(
+        self, partition_id: str, task_name: str, sampling_config: dict[str, Any] | None = None
+    ) -> bool:
         """Whether the rank and the batch have been answered before, with samples or with the end."""
         config = sampling_config or {}
         return super().has_cached_result(partition_id, task_name, sampling_config) or self.is_end(
