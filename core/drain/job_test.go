@@ -313,8 +313,11 @@ func TestCancelEndsABatchThatIsUnderWay(t *testing.T) {
 		end := run(t, s, usual, func(j *Job) {
 			time.Sleep(time.Second)
 			require.Equal(t, Running, j.Status().State)
+			s.mu.Lock() // the batch cannot end yet, nor the job
 			j.Cancel()
-			require.Equal(t, Cancelling, j.Status().State)
+			cancelling := j.Status().State
+			s.mu.Unlock()
+			require.Equal(t, Cancelling, cancelling)
 		})
 		require.Equal(t, Cancelled, end.State)
 		require.Equal(t, time.Second, end.Elapsed)

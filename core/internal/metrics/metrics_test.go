@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"transferqueue/core/internal/metrics"
 )
@@ -91,14 +92,15 @@ func TestASeriesFillsCacheLines(t *testing.T) {
 
 func TestResidentIsThatOfThisProcess(t *testing.T) {
 	const size = 64 << 20
+	memory, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, unix.Munmap(memory)) }()
 	before := metrics.Resident()
 	require.Positive(t, before)
-	memory := make([]byte, size)
 	for i := 0; i < size; i += 4096 {
 		memory[i] = 1
 	}
 	require.Greater(t, metrics.Resident(), before+size/2)
-	require.EqualValues(t, 1, memory[size-4096])
 }
 
 func BenchmarkObserve(b *testing.B) {
