@@ -45,7 +45,7 @@ type draining struct {
 	mover
 	id      uint64
 	request wire.DrainRequest
-	began   time.Time      // in an earlier life, perhaps
+	began   time.Time      // or later by how long no controller has lived
 	ended   *wire.JobReply // how it has ended, in an earlier life too
 	job     *drain.Job     // nil: it has ended in an earlier life
 }
@@ -99,7 +99,7 @@ func (d *drains) records() []*drainRecord {
 }
 
 func (d *draining) record(o origin) *drainRecord {
-	r := &drainRecord{Origin: o, Request: d.request, Status: wire.JobReply{Job: d.id}, Began: d.began.UnixMilli()}
+	r := &drainRecord{Origin: o, Request: d.request, Status: wire.JobReply{Job: d.id}, SpentMS: time.Since(d.began).Milliseconds()}
 	if d.ended != nil {
 		r.Status = *d.ended
 	}
@@ -188,8 +188,30 @@ func (d *draining) runLocked() {
 		defer d.s.moving.end()
 		d.s.settle(d.s.ctx)
 		d.job.Start(d.s.ctx)
-		<-d.job.Done()
+		d.keepTime()
 	})
+}
+
+// keepTime writes down from time to time how much of the deadline has been spent, until the job has ended.
+func (d *draining) keepTime() {
+	var again <-chan time.Time
+	if deadline := d.options().Deadline; deadline > 0 && d.s.journal != nil {
+		ticker := time.NewTicker(min(max(deadline/20, time.Second), time.Minute))
+		defer ticker.Stop()
+		again = ticker.C
+	}
+	for {
+		select {
+		case <-d.job.Done():
+			return
+		case <-again:
+			d.s.mu.Lock()
+			if d.ended == nil {
+				_, _ = d.s.noteLocked(false, recordDrain, d.record(origin{})) // at worst the next life takes longer
+			}
+			d.s.mu.Unlock()
+		}
+	}
 }
 
 // List implements drain.Session.

@@ -57,10 +57,8 @@ func (r *recovering) drain(number uint64, record []byte) error {
 		return err
 	}
 	s := r.s
-	d := &draining{id: x.Status.Job, request: x.Request, began: time.Now()}
-	if x.Began > 0 {
-		d.began = time.UnixMilli(x.Began)
-	}
+	spent := time.Duration(x.SpentMS) * time.Millisecond
+	d := &draining{id: x.Status.Job, request: x.Request, began: time.Now().Add(-spent)}
 	duty := catalog.Draining
 	if x.Status.State != "" {
 		status := x.Status

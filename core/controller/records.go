@@ -227,7 +227,7 @@ type drainRecord struct {
 	Origin  origin
 	Request wire.DrainRequest
 	Status  wire.JobReply
-	Began   int64 // milliseconds since 1970, 0: not known
+	SpentMS int64 // of its deadline
 }
 
 type placesPartition struct {
