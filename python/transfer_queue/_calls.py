@@ -124,7 +124,7 @@ class Queue:
             error,
         )
         if code:
-            self._library.check(code, error)
+            self._library.check(code, error, call.name)
         return self._ticket.value
 
     def wait(self) -> None:
