@@ -360,6 +360,45 @@ func TestAUnitThatIsMissedAndOwedChanges(t *testing.T) {
 	}
 }
 
+// A controller dies when it has written down a put and a clear of a field, and the unit with it before it has done them. What the
+// unit has on disk of them is older: it is not taken for what was written, which is lost, and does not come back.
+func TestAUnitThatDiesAndIsOwedChanges(t *testing.T) {
+	disks := &elsewhere{dir: t.TempDir()}
+	within(t, setup{units: 1, remote: true, journal: journal.Relaxed, diskFor: disks.fresh}, func(t *testing.T, s *system) {
+		u := s.user()
+		b := s.rows(narrow, []string{"k", "other"}, 1, 5)
+		b.Fields, b.columns = append(b.Fields, "y"), append(b.columns, s.same(narrow, 1, 5))
+		u.put(b)
+		for _, begin := range []func(u *user){
+			func(u *user) { u.beginPut(s.rows(narrow, []string{"k"}, 2)) },
+			func(u *user) {
+				u.begin(wire.OpClear, &wire.ClearRequest{Partition: "p", Keys: []string{"k"}, Fields: []string{"y"}}, 0)
+			},
+		} {
+			s.mortal.dieAfter(1)
+			begin(s.user())
+			<-s.mortal.died
+			s.hosts[0].dead.Store(true)
+			s.restart()
+			require.Equal(t, "UNAVAILABLE", s.user().state("unit-0"))
+		}
+		s.startAnew(disks.killed)
+		u = s.user()
+		var lost wire.LostReply
+		u.ask(wire.OpLost, &wire.LostRequest{}, &lost)
+		require.Len(t, lost.Cells, 1)
+		require.Equal(t, wire.Strings{"k"}, lost.Cells[0].Keys)
+		require.Equal(t, "x", lost.Cells[0].Field)
+		_, err := u.tryGet(&wire.GetRequest{Partition: "p", Keys: []string{"k"}, Fields: []string{"x"}}, 0)
+		require.Equal(t, tqerr.DataLost, tqerr.CodeOf(err))
+		require.Equal(t, []int64{5}, u.values("other"))
+		require.EqualValues(t, 2, s.stats().Cells)
+		u.put(s.rows(narrow, []string{"k"}, 3))
+		require.Equal(t, []int64{3}, s.user().values("k"))
+		time.Sleep(2 * time.Minute)
+	})
+}
+
 // Several clients work at random over a controller that dies again and again, at any moment; what each has written is what it
 // reads, and nothing that it did has happened twice.
 func TestRandomOperationsWithRestarts(t *testing.T) {

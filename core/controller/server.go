@@ -308,11 +308,21 @@ func lasting(ctx context.Context, op wire.Op) (context.Context, context.CancelFu
 	return context.WithCancel(kept)
 }
 
-// run calls the handler.
+// run calls the handler, unless the client has given the request up before it arrived, as when this process was stopped: what is
+// done then happens behind the back of somebody who was told that it has not.
 func (c *call) run() {
 	c.measured = measured{kind: kind(c.req.Op), began: time.Now()}
+	if errors.Is(c.ctx.Err(), context.DeadlineExceeded) && !givesBack(c.req.Op) {
+		c.finish(nil, ctxError(c.ctx, c.req.Op.Public()))
+		return
+	}
 	result, err := c.handle(c)
 	c.finish(result, err)
+}
+
+// givesBack reports that a request only ends something, so that it is never too late for it.
+func givesBack(op wire.Op) bool {
+	return op == wire.OpAbort || op == wire.OpRelease || op == wire.OpWatchClose
 }
 
 // payloadReply is a result that carries cell bytes.

@@ -230,8 +230,10 @@ func (s *Server) claim(ctx context.Context, set *writeSet, cells func() *writeSe
 func waitGranted(ctx context.Context, set *writeSet) error {
 	select {
 	case <-set.granted:
-		return nil
 	case <-ctx.Done():
+	}
+	if ctx.Err() != nil { // time may have run out while this process was stopped, whatever came first
 		return ctxError(ctx, "waiting for an earlier write of the same cells")
 	}
+	return nil
 }

@@ -2,7 +2,7 @@
 //
 //	 0      4      5      6      8      16         24      32        36      40        48
 //	+------+------+------+------+------+----------+-------+---------+-------+---------+------+---------+
-//	| TQ1F | type | zero | op   | id   | sequence | ack   | timeout | body  | payload | body | payload |
+//	| TQ1F | type | due  | op   | id   | sequence | ack   | timeout | body  | payload | body | payload |
 //	|      | u8   | u8   | u16  | u64  | u64      | u64   | ms, u32 | u32   | u64     |      |         |
 //	+------+------+------+------+------+----------+-------+---------+-------+---------+------+---------+
 //
@@ -17,6 +17,9 @@
 //	segment  op: tqerr.Code in the answer   id: unit   sequence: segment   ack: size of the segment   body: as of a reply
 //	ticket   id: as of a request   asks for a ticket of a payload stream, which is the body of the reply
 //	credit   sequence: the bytes of all frames that the sender of this one has taken so far
+//
+// The timeout counts from the arrival of a frame when due is 0. When it is 1 the timeout is a point of time, in milliseconds of the
+// host's clock, of which it has the lower 32 bits: a request that has lain in a socket until then is too late.
 //
 // Hello and welcome keep this layout in every version, so that peers of different versions can still tell each other.
 package wire
@@ -72,7 +75,8 @@ type Frame struct {
 	ID       uint64
 	Sequence uint64
 	Ack      uint64
-	Timeout  time.Duration // whole milliseconds on the wire, rounded up; 0: none
+	Timeout  time.Duration // whole milliseconds on the wire, rounded up; 0: none, negative: over when the frame was read
+	Due      bool          // to be written: the timeout counts from now, by a clock that both sides have
 	Body     []byte
 	Payload  []byte
 
@@ -96,12 +100,16 @@ func (f *Frame) Check() error {
 // AppendHeader appends the header.
 func (f *Frame) AppendHeader(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint32(b, magic)
-	b = append(b, byte(f.Type), 0)
+	timeout, due := milliseconds(f.Timeout), byte(0)
+	if f.Due && f.Timeout > 0 && f.Timeout < mostDue {
+		timeout, due = timeout+clock(), 1
+	}
+	b = append(b, byte(f.Type), due)
 	b = binary.LittleEndian.AppendUint16(b, f.Op)
 	b = binary.LittleEndian.AppendUint64(b, f.ID)
 	b = binary.LittleEndian.AppendUint64(b, f.Sequence)
 	b = binary.LittleEndian.AppendUint64(b, f.Ack)
-	b = binary.LittleEndian.AppendUint32(b, milliseconds(f.Timeout))
+	b = binary.LittleEndian.AppendUint32(b, timeout)
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(f.Body)))
 	return binary.LittleEndian.AppendUint64(b, uint64(len(f.Payload)))
 }
@@ -115,6 +123,23 @@ func milliseconds(d time.Duration) uint32 {
 	return uint32(min(ms, 1<<32-1))
 }
 
+// mostDue bounds a timeout that is told as a point of time: half of what its 32 bits go round.
+const mostDue = (1<<31 - 1) * time.Millisecond
+
+// clock is the time of the host as frames have it.
+func clock() uint32 { return uint32(time.Now().UnixMilli()) }
+
+// late is how much later than its timeout a request may arrive: whoever made it waits longer than that for an answer.
+const late = 100 * time.Millisecond
+
+// left is how long a point of time is away, negative when it is over.
+func left(due uint32) time.Duration {
+	if d := time.Duration(int32(due-clock())) * time.Millisecond; d > -late {
+		return max(d, time.Millisecond)
+	}
+	return -1
+}
+
 // parseHeader fills the frame from its head and returns the sizes of what follows.
 func (f *Frame) parseHeader() (body, payload int, err error) {
 	h := f.head[:]
@@ -122,7 +147,7 @@ func (f *Frame) parseHeader() (body, payload int, err error) {
 		return 0, 0, tqerr.New(tqerr.Corruption, "frame starts with %08x, want %08x", got, uint32(magic))
 	}
 	f.Type = FrameType(h[4])
-	if f.Type == 0 || f.Type >= endOfFrameTypes || h[5] != 0 {
+	if f.Type == 0 || f.Type >= endOfFrameTypes || h[5] > 1 {
 		return 0, 0, tqerr.New(tqerr.Corruption, "frame of unknown type %d.%d", h[4], h[5])
 	}
 	f.Op = binary.LittleEndian.Uint16(h[6:])
@@ -130,6 +155,9 @@ func (f *Frame) parseHeader() (body, payload int, err error) {
 	f.Sequence = binary.LittleEndian.Uint64(h[16:])
 	f.Ack = binary.LittleEndian.Uint64(h[24:])
 	f.Timeout = time.Duration(binary.LittleEndian.Uint32(h[32:])) * time.Millisecond
+	if h[5] == 1 {
+		f.Timeout = left(binary.LittleEndian.Uint32(h[32:]))
+	}
 	bodySize, payloadSize := binary.LittleEndian.Uint32(h[36:]), binary.LittleEndian.Uint64(h[40:])
 	f.Body, f.Payload = nil, nil
 	limit := uint32(MaxBody)

@@ -86,7 +86,7 @@ func TestFramesThatAreRefused(t *testing.T) {
 		"magic":         {0, []byte("HTTP"), "frame starts with 50545448, want 46315154"},
 		"type 0":        {4, []byte{0}, "unknown type 0"},
 		"unknown type":  {4, []byte{byte(endOfFrameTypes)}, "unknown type 10"},
-		"reserved":      {5, []byte{1}, "unknown type 1.1"},
+		"reserved":      {5, []byte{2}, "unknown type 1.2"},
 		"body":          {36, []byte{1, 0, 0, 0x10}, "body of 268435457 bytes, limit 268435456"},
 		"payload":       {40, []byte{1, 0, 0, 0x40}, "payload of 1073741825 bytes, limit 1073741824"},
 		"payload high":  {40, bytes.Repeat([]byte{0xff}, 8), "payload of 18446744073709551615 bytes"},
@@ -138,7 +138,7 @@ func TestCheckVersion(t *testing.T) {
 	require.NoError(t, CheckVersion(Version))
 	err := CheckVersion(Version + 1)
 	require.Equal(t, tqerr.VersionMismatch, tqerr.CodeOf(err))
-	require.ErrorContains(t, err, "version 2, this side version 1")
+	require.ErrorContains(t, err, "version 3, this side version 2")
 }
 
 // Bytes that were written once stay readable for ever: these texts never change.

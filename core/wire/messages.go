@@ -14,7 +14,7 @@ import (
 )
 
 // Version is the protocol version. A peer with another major version is refused with VersionMismatch.
-const Version = 1
+const Version = 2
 
 // Op names a request.
 type Op uint16

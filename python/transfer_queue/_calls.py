@@ -76,6 +76,7 @@ class Call(Generic[T]):
         columns: address of an array of column structs, 0 for none.
         keep: whatever must live until the request is submitted.
         timeout: seconds.
+        name: the operation as its caller knows it, which errors name; ``""``: as the core does.
     """
 
     op: Op
@@ -86,6 +87,7 @@ class Call(Generic[T]):
     rows: int = 0
     flags: int = 0
     timeout: float = 0.0
+    name: str = ""
     keep: Any = field(default=None, repr=False)
 
 
@@ -122,7 +124,7 @@ class Queue:
             error,
         )
         if code:
-            self._library.check(code, error)
+            self._library.check(code, error, call.name)
         return self._ticket.value
 
     def wait(self) -> None:
@@ -215,7 +217,7 @@ def result_of(completion: _lib.Completion, call: Call[T]) -> T:
     if completion.code == Code.OK:
         return call.decode(reply)
     op, message = decode(reply.body) if reply.body else ("", "no reason given")
-    raise from_code(completion.code, message, op)
+    raise from_code(completion.code, message, call.name or op)
 
 
 def run(session: int, call: Call[T]) -> T:

@@ -68,7 +68,7 @@ def save_abort(number: int, timeout: float) -> Call[None]:
 
 
 def load(step: str, path: Any, op: str, timeout: float | None) -> Call[None]:
-    return Call(Op.LOAD_CHECKPOINT, encode([step, absolute(path, op)]), no_result, timeout=_limit(timeout))
+    return Call(Op.LOAD_CHECKPOINT, encode([step, absolute(path, op)]), no_result, timeout=_limit(timeout), name=op)
 
 
 def dump(path: Any, keys: Any, partition_id: Any, timeout: float | None) -> Call[dict[str, Any]]:

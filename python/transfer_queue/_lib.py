@@ -109,14 +109,14 @@ class Library:
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name)
 
-    def check(self, code: int, error: Error) -> None:
-        """Raise what a call reported."""
+    def check(self, code: int, error: Error, name: str = "") -> None:
+        """Raise what a call reported, of the operation of a name if there is one."""
         if code == Code.OK:
             return
         message = (error.message or b"").decode(errors="replace")
         op = (error.op or b"").decode(errors="replace")
         self.tq_error_release(ctypes.byref(error))
-        raise from_code(code, message, op)
+        raise from_code(code, message, name or op)
 
 
 _lock = threading.RLock()

@@ -38,6 +38,7 @@ def _put_call(
     packed: Packed | None,
     read: Callable[[Reply], Any],
     timeout: float | None,
+    op: str,
     *,
     keys: list[str] | None = None,
     samples: list[bytes] | None = None,
@@ -50,12 +51,12 @@ def _put_call(
     dedup: list[str] | None = None,
 ) -> Call[Any]:
     names = packed.names if packed else []
-    refuse_surrogates("field", names, "")
+    refuse_surrogates("field", names, op)
     parts = [partition, packed_strings(keys), samples, insert, encode(names), tags, update, native, function, last]
     if dedup or tags:
         parts += [encode(dedup) if dedup else None, True]
     body = encode(parts)
-    call = Call(Op.PUT, body, read, timeout=seconds(timeout, session.timeout_s))
+    call = Call(Op.PUT, body, read, timeout=seconds(timeout, session.timeout_s), name=op)
     if packed:
         call.columns, call.n_columns, call.rows, call.keep = packed.address, len(packed), packed.rows, packed
     return call
@@ -89,28 +90,30 @@ def _packed(pack: Callable[[Any], Packed], fields: Any, op: str) -> Packed:
 def kv_put(
     session: Session, key: Any, partition_id: Any, fields: Any, tag: Any, data_parser: Any, timeout: float | None
 ) -> Call[KVBatchMeta]:
+    op = "kv_put"
     if fields is None and tag is None:
-        raise InvalidArgumentError("give fields, a tag, or both", "kv_put")
+        raise InvalidArgumentError("give fields, a tag, or both", op)
     keys = [checked_name("key", key)]
     packed = None
     if isinstance(fields, TensorDictBase):
         packed = _packed(pack_table, fields, "kv_put")
         if packed.rows != 1:
-            raise InvalidArgumentError(f"fields: got {packed.rows} rows, want 1 for one key", "kv_put")
+            raise InvalidArgumentError(f"fields: got {packed.rows} rows, want 1 for one key", op)
     elif isinstance(fields, dict):
         packed = _packed(pack_row, fields, "kv_put")
     elif fields is not None:
-        raise InvalidArgumentError(f"fields: got {type(fields).__name__}, want a dict or a TensorDict", "kv_put")
-    packed_tags = None if tag is None else _tags.encode([tag], "kv_put")
+        raise InvalidArgumentError(f"fields: got {type(fields).__name__}, want a dict or a TensorDict", op)
+    packed_tags = None if tag is None else _tags.encode([tag], op)
     return _put_call(
         session,
         checked_name("partition_id", partition_id),
         packed,
         _kv_result(keys, partition_id, packed_tags),
         timeout,
+        op,
         keys=keys,
         tags=packed_tags,
-        function=_parser(data_parser, "kv_put") if packed else None,
+        function=_parser(data_parser, op) if packed else None,
     )
 
 
@@ -141,6 +144,7 @@ def kv_batch_put(
         packed,
         _kv_result(listed, partition_id, packed_tags),
         timeout,
+        op,
         keys=listed,
         tags=packed_tags,
         function=_parser(data_parser, op) if packed else None,
@@ -215,6 +219,7 @@ def _update(
         packed,
         _kv_result(keys, partition_id),
         timeout,
+        op,
         keys=keys,
         update=True,
         native=native,
@@ -277,6 +282,7 @@ def put(
         packed,
         read,
         timeout,
+        op,
         samples=packed_samples(metadata),
         tags=_tags.encode(tags, op) if tags and any(tags) else None,
         function=function,
@@ -318,7 +324,7 @@ def _insert(
 
     encoded = _tags.encode(tags, "put") if tags and any(tags) else None
     return _put_call(
-        session, partition, packed, read, timeout, insert=packed.rows, tags=encoded, function=function, last=last
+        session, partition, packed, read, timeout, "put", insert=packed.rows, tags=encoded, function=function, last=last
     )
 
 
@@ -337,6 +343,7 @@ def update(session: Session, metadata: BatchMeta, values: Any, merge_fn: Any, ti
         packed,
         read,
         timeout,
+        op,
         samples=packed_samples(metadata),
         update=True,
         native=native,

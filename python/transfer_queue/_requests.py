@@ -58,10 +58,11 @@ def _get_call(
     strict: bool = False,
     layout: str | None = None,
     copy: bool = True,
+    op: str,
 ) -> Call[TensorDict]:
     layout = session.layout if layout is None else layout
     if layout not in _LAYOUTS:
-        raise InvalidArgumentError(f"layout {layout!r}: want one of {list(_LAYOUTS)}", "get")
+        raise InvalidArgumentError(f"layout {layout!r}: want one of {list(_LAYOUTS)}", op)
     body = encode(
         [
             partition,
@@ -74,7 +75,7 @@ def _get_call(
         ]
     )
     flags = (0 if copy else _VIEWS) | (_DENSE if layout == "dense" else 0)
-    return Call(Op.GET, body, _read_table, flags=flags, timeout=seconds(timeout, session.timeout_s))
+    return Call(Op.GET, body, _read_table, flags=flags, timeout=seconds(timeout, session.timeout_s), name=op)
 
 
 def kv_batch_get(
@@ -86,12 +87,12 @@ def kv_batch_get(
     layout: str | None,
     copy: bool,
     timeout: float | None,
+    op: str = "kv_batch_get",
 ) -> Call[TensorDict]:
-    op = "kv_batch_get"
     listed = some_keys(keys, op)
     fields = field_list(select_fields, op, "select_fields")
     partition = checked_name("partition_id", partition_id)
-    return _get_call(session, partition, listed, None, fields, timeout, strict=strict, layout=layout, copy=copy)
+    return _get_call(session, partition, listed, None, fields, timeout, strict=strict, layout=layout, copy=copy, op=op)
 
 
 def by_meta_fields(meta: KVBatchMeta, select_fields: Any) -> list[str] | None:
@@ -120,7 +121,15 @@ def get_data(
 ) -> Call[TensorDict]:
     partition = metadata.partition_ids[0]
     return _get_call(
-        session, partition, None, packed_samples(metadata), metadata.field_names, timeout, layout=layout, copy=copy
+        session,
+        partition,
+        None,
+        packed_samples(metadata),
+        metadata.field_names,
+        timeout,
+        layout=layout,
+        copy=copy,
+        op="get_data",
     )
 
 
@@ -129,14 +138,13 @@ def kv_clear(session: Session, keys: Any, partition_id: Any, fields: Any, timeou
     names = field_list(fields, op)
     listed = some_keys(keys, op) if names is None else key_list(keys, op)
     body = encode([checked_name("partition_id", partition_id), packed_strings(listed), None, packed_strings(names)])
-    return Call(Op.CLEAR, body, no_result, timeout=seconds(timeout, session.timeout_s))
+    return Call(Op.CLEAR, body, no_result, timeout=seconds(timeout, session.timeout_s), name=op)
 
 
 def clear_samples(session: Session, metadata: BatchMeta, fields: Any, timeout: float | None) -> Call[None]:
-    body = encode(
-        [metadata.partition_ids[0], None, packed_samples(metadata), packed_strings(field_list(fields, "clear_samples"))]
-    )
-    return Call(Op.CLEAR, body, no_result, timeout=seconds(timeout, session.timeout_s))
+    op = "clear_samples"
+    body = encode([metadata.partition_ids[0], None, packed_samples(metadata), packed_strings(field_list(fields, op))])
+    return Call(Op.CLEAR, body, no_result, timeout=seconds(timeout, session.timeout_s), name=op)
 
 
 def clear_partition(session: Session, partition_id: Any, timeout: float | None) -> Call[None]:
@@ -171,7 +179,7 @@ def kv_list(
             listed[name] = dict(zip(names, _tags.decode(raw_tags, len(names)), strict=True))
         return listed
 
-    return Call(Op.LIST, body, read, timeout=seconds(timeout, session.timeout_s))
+    return Call(Op.LIST, body, read, timeout=seconds(timeout, session.timeout_s), name=op)
 
 
 def kv_wait(
@@ -194,12 +202,12 @@ def kv_wait(
         held = decode(raw_fields) if raw_fields else []
         return KVBatchMeta._from_parts(met, _tags.decode(raw_tags, len(met)), partition, held, {})
 
-    return Call(Op.WAIT, body, read, timeout=seconds(timeout, session.timeout_s))
+    return Call(Op.WAIT, body, read, timeout=seconds(timeout, session.timeout_s), name=op)
 
 
 def watch_open(session: Session, partition_id: Any) -> Call[int]:
     body = encode([checked_name("partition_id", partition_id)])
-    return Call(Op.WATCH_OPEN, body, lambda reply: decode(reply.body)[0], timeout=session.timeout_s)
+    return Call(Op.WATCH_OPEN, body, lambda reply: decode(reply.body)[0], timeout=session.timeout_s, name="kv_watch")
 
 
 def watch_next(watch: int, timeout: float) -> Call[list[tuple[str, str, list[str] | None, dict[str, Any] | None]]]:
@@ -209,7 +217,7 @@ def watch_next(watch: int, timeout: float) -> Call[list[tuple[str, str, list[str
             for kind, key, fields, tags in decode(reply.body)[0] or []
         ]
 
-    return Call(Op.WATCH_NEXT, encode([watch]), read, timeout=timeout)
+    return Call(Op.WATCH_NEXT, encode([watch]), read, timeout=timeout, name="kv_watch")
 
 
 def watch_close(session: Session, watch: int) -> Call[None]:
@@ -302,7 +310,8 @@ def register_sampler(session: Session, sampler_or_class: Any, timeout: float | N
 def production_completed(session: Session, partition_id: Any, timeout: float | None) -> Call[bool]:
     """Whether production is complete."""
     body = encode([checked_name("partition_id", partition_id), ""])
-    return Call(Op.STREAM, body, lambda reply: decode(reply.body)[0], timeout=seconds(timeout, session.timeout_s))
+    limit = seconds(timeout, session.timeout_s)
+    return Call(Op.STREAM, body, lambda reply: decode(reply.body)[0], timeout=limit, name="check_production_completed")
 
 
 def stream_drained(session: Session, task_name: Any, partition_id: Any, timeout: float | None) -> Call[bool]:

@@ -454,7 +454,8 @@ def kv_batch_get_by_meta(
     """
     session = _session.current("kv_batch_get_by_meta", timeout)
     fields = _requests.by_meta_fields(meta, select_fields)
-    call = _requests.kv_batch_get(session, meta.keys, meta.partition_id, fields, strict, layout, copy, timeout)
+    op = "kv_batch_get_by_meta"
+    call = _requests.kv_batch_get(session, meta.keys, meta.partition_id, fields, strict, layout, copy, timeout, op)
     return _calls.run(session.handle, call)
 
 
@@ -469,7 +470,8 @@ async def async_kv_batch_get_by_meta(
     """Async twin of `kv_batch_get_by_meta`."""
     session = _session.current("kv_batch_get_by_meta", timeout)
     fields = _requests.by_meta_fields(meta, select_fields)
-    call = _requests.kv_batch_get(session, meta.keys, meta.partition_id, fields, strict, layout, copy, timeout)
+    op = "kv_batch_get_by_meta"
+    call = _requests.kv_batch_get(session, meta.keys, meta.partition_id, fields, strict, layout, copy, timeout, op)
     return await _calls.run_async(session.handle, call)
 
 

@@ -12,6 +12,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from transfer_queue import errors
+from transfer_queue.metadata import KVBatchMeta
 
 
 def _td(count: int, **columns: Any) -> TensorDict:
@@ -264,6 +265,42 @@ def test_bad_input_is_named_and_changes_nothing(tq: Any, name: str) -> None:
     assert "\n" not in text
     assert isinstance(raised.value, errors.TransferQueueError)
     assert state() == before
+
+
+def _refused_by_the_core(tq: Any) -> dict[str, Callable[[], Any]]:
+    """Calls that only the core can refuse, by the name of what is called."""
+    client = tq.get_client()
+    meta = tq.kv_batch_put(["a", "c"], "p", _td(2, x=torch.ones(2, 2)))
+    rows = client.kv_retrieve_meta(["a"], "p", create=False)
+    ints = _td(1, x=torch.ones(1, 2, dtype=torch.int64))
+    gone = client.put(ints, partition_id="gone")
+    client.clear_samples(gone)
+    tq.kv_put("b", "p", {"y": torch.ones(2)})
+    return {
+        "kv_put": lambda: tq.kv_put("b", "p", {"x": torch.ones(2, dtype=torch.int64)}),
+        "kv_batch_put": lambda: tq.kv_batch_put(["b"], "p", ints),
+        "kv_update": lambda: tq.kv_update("none", "p", {"x": torch.ones(2)}, "add"),
+        "kv_batch_update": lambda: tq.kv_batch_update(["a"], "p", ints, "add"),
+        "kv_batch_get": lambda: tq.kv_batch_get(["none"], "p"),
+        "kv_batch_get_by_meta": lambda: tq.kv_batch_get_by_meta(
+            KVBatchMeta(keys=["a", "b"], tags=[{}, {}], partition_id="p", fields=meta.fields), strict=True
+        ),
+        "kv_wait": lambda: tq.kv_wait("p", keys=["none"], timeout=0.05),
+        "put": lambda: client.put(ints, metadata=rows),
+        "update": lambda: client.update(rows, ints, "add"),
+        "get_data": lambda: client.get_data(gone),
+        "get_meta": lambda: client.get_meta(["none"], 1, "p", task_name="t", timeout=0.05),
+        "load_storage_checkpoint": lambda: client.load_storage_checkpoint("/nowhere"),
+        "load_checkpoint": lambda: tq.load_checkpoint("/nowhere"),
+    }
+
+
+def test_errors_of_the_core_name_what_was_called(tq: Any) -> None:
+    for name, call in _refused_by_the_core(tq).items():
+        with pytest.raises(errors.TransferQueueError) as raised:
+            call()
+        assert raised.value.op == name, raised.value
+        assert str(raised.value).startswith(f"{name}: ")
 
 
 def test_every_error_has_code_operation_and_retryable(tq: Any) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 from processes import Child, Nursery, descriptors, until
 from transfer_queue import _session, errors
@@ -150,6 +151,53 @@ def test_init_stays_with_an_owner_that_is_stopped(nursery: Nursery) -> None:
         assert tq.init().controller.zmq_info.session == before.controller.zmq_info.session
         owner.signal(signal.SIGCONT)
         assert list(tq.kv_list()) == ["p"]
+    finally:
+        owner.signal(signal.SIGCONT)
+        tq.close()
+
+
+def test_what_an_owner_gets_when_it_goes_on_is_not_done_behind_the_callers_back(nursery: Nursery) -> None:
+    """Calls whose time is over when a stopped owner reads them have changed nothing, as the callers were told."""
+    owner = _owner(nursery)
+    import transfer_queue as tq
+
+    tq.init()
+    client = tq.get_client()
+    wide = torch.zeros(100_000)
+    tq.kv_batch_put(["a", "b"], "r", TensorDict({"x": torch.stack([wide, wide])}, batch_size=[2]), tags=[{"n": 1}, {}])
+    meta = client.kv_retrieve_meta(["a"], "r", create=False)
+    rows = TensorDict({"y": torch.ones(1, 3)}, batch_size=[1])
+
+    async def late() -> list[Any]:
+        calls = [
+            tq.async_kv_put("small", "r", {"s": torch.ones(2)}, timeout=1),
+            tq.async_kv_put("large", "r", {"x": wide + 1}, timeout=1),
+            tq.async_kv_put("a", "r", tag={"n": 2}, timeout=1),
+            tq.async_kv_update("b", "r", {"x": wide + 1}, "add", timeout=1),
+            tq.async_kv_clear(["b"], "r", timeout=1),
+            tq.async_kv_clear(["a"], "r", fields=["x"], timeout=1),
+            client.async_get_meta(["x"], 1, "r", task_name="t", timeout=1),
+            client.async_put(rows, metadata=meta, timeout=1),
+            client.async_put(rows, partition_id="q", timeout=1),
+            client.async_clear_partition("r", timeout=1),
+        ]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    owner.signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(TimeoutError):
+            tq.kv_put("waits", "r", {"s": torch.ones(2)}, timeout=1)
+        assert [type(error) for error in asyncio.run(late())] == [errors.DeadlineExceededError] * 10
+        owner.signal(signal.SIGCONT)
+        assert tq.kv_list("r") == {"r": {"a": {"n": 1}, "b": {}}}
+        assert "q" not in client.get_partition_list()
+        for key in "ab":
+            got = tq.kv_batch_get([key], "r")
+            assert list(got.keys()) == ["x"]
+            assert got["x"].values().sum() == 0
+        assert client.get_meta(["x"], 2, "r", task_name="t", timeout=5).size == 2, "nobody has consumed them"
+        until(lambda: all(unit.staged == 0 for unit in tq.list_units()), "nothing is left of them")
+        tq.kv_put("small", "r", {"s": torch.ones(2)}, timeout=10)
     finally:
         owner.signal(signal.SIGCONT)
         tq.close()

@@ -90,7 +90,7 @@ func (d *Direct) Begin(ctx context.Context, req *wire.Request) transport.Pending
 	p := &directPending{d: d, started: time.Now(), stop: context.AfterFunc(ctx, d.end)}
 	d.last++
 	f := req.Frame(wire.FrameRequest)
-	f.ID = d.last
+	f.ID, f.Due = d.last, true
 	if err := wire.WriteFrame(socketWriter(d.fd), f); err != nil {
 		p.err = d.lost(ctx, p.started, err)
 	}

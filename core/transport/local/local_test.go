@@ -171,7 +171,7 @@ func TestWhoIsNotLetIn(t *testing.T) {
 		"no secret":        {wire.Hello(1, nil).Append(nil), tqerr.InvalidArgument, "the secret is not"},
 		"secret's start":   {wire.Hello(1, secret[:4]).Append(nil), tqerr.InvalidArgument, "the secret is not"},
 		"request first":    {request, tqerr.InvalidArgument, "the secret is not"},
-		"newer protocol":   {newer.Append(nil), tqerr.VersionMismatch, "protocol version 2, this side version 1"},
+		"newer protocol":   {newer.Append(nil), tqerr.VersionMismatch, "protocol version 3, this side version 2"},
 		"another protocol": {[]byte("GET / HTTP/1.1\r\nHost: somewhere-that-is-long-enough\r\n\r\n"), tqerr.OK, ""},
 		"silence":          {nil, tqerr.OK, ""},
 		"half a hello":     {wire.Hello(1, secret).Append(nil)[:60], tqerr.OK, ""},
@@ -240,7 +240,7 @@ func TestServersThatAreNone(t *testing.T) {
 	t.Run("newer", func(t *testing.T) {
 		_, err := Dial(t.Context(), answer(t, &newer), secret, 1)
 		require.Equal(t, tqerr.VersionMismatch, tqerr.CodeOf(err))
-		require.ErrorContains(t, err, "protocol version 2, this side version 1")
+		require.ErrorContains(t, err, "protocol version 3, this side version 2")
 	})
 	t.Run("no welcome", func(t *testing.T) {
 		_, err := Dial(t.Context(), answer(t, &wire.Frame{Type: wire.FrameReply}), secret, 1)

@@ -90,6 +90,7 @@ func (s *sender) Send(f *wire.Frame, limited bool) error {
 	if err := f.Check(); err != nil {
 		return err
 	}
+	f.Due = f.Type == wire.FrameRequest
 	s.mu.Lock()
 	if s.mu.err != nil || s.mu.flushing {
 		defer s.mu.Unlock()

@@ -57,6 +57,8 @@ func testRequestArrives(t *testing.T, f *fixture) {
 	} else {
 		require.Equal(t, transport.Peer{ID: 77, PID: os.Getpid(), Local: true}, s.peer)
 	}
+	require.InDelta(t, time.Hour, s.req.Timeout, float64(time.Minute), "what is left of it")
+	s.req.Timeout = req.Timeout
 	require.Equal(t, req, s.req)
 	require.InDelta(t, time.Hour, s.left, float64(time.Minute))
 }

@@ -18,7 +18,7 @@ type outcome struct {
 // when its connection breaks, but not when the controller is gone.
 func (l *life) remember(r *request) {
 	o := &outcome{send: []func(*wire.Reply){r.reply}}
-	if r.Timeout > 0 {
+	if r.Timeout != 0 {
 		r.ctx, o.stop = context.WithTimeout(l.ctx, r.Timeout)
 	} else {
 		r.ctx, o.stop = context.WithCancel(l.ctx)

@@ -32,7 +32,7 @@ func NewCalls(h transport.Handler, peer transport.Peer) *Calls {
 func (c *Calls) Serve(ctx context.Context, f *wire.Frame, reply func(*wire.Frame)) bool {
 	id := f.ID
 	var cancel context.CancelFunc
-	if f.Timeout > 0 {
+	if f.Timeout != 0 {
 		ctx, cancel = context.WithTimeout(ctx, f.Timeout)
 	} else {
 		ctx, cancel = context.WithCancel(ctx)
