@@ -310,7 +310,11 @@ func (s *Server) turnSoon() {
 	}
 	started := j.start("controller journal", func() {
 		defer func() { j.turning <- struct{}{} }()
-		if s.turn(s.ctx) != nil {
+		err := s.turn(s.ctx)
+		if err == nil && j.log.Broken() != nil {
+			err = s.turn(s.ctx) // an fsync of the new log has failed meanwhile
+		}
+		if err != nil {
 			j.again.Store(int64(time.Since(s.started) + turnPause))
 		}
 	})

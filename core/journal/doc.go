@@ -49,8 +49,8 @@
 //
 // # States
 //
-// A log is whole or broken: after an fsync that has failed nothing is appended to it, until a new log and a new state have
-// replaced it.
+// A log is whole or broken: after an fsync that has failed nothing is appended to it, until a new log and a state with
+// all that is in it have replaced it.
 //
 // Locks: Log.syncing is held over an fsync and comes before Log.mu, which is held over a write and is a leaf.
 package journal

@@ -259,6 +259,37 @@ func TestWhatWasRefusedDoesNotCount(t *testing.T) {
 	}
 }
 
+// What an fsync has failed for is not durable after the next one: only a state that has it may take its place.
+func TestAFailedSyncIsHealedByANewerStateOnly(t *testing.T) {
+	for older, fails := range map[bool]int{true: 0, false: 1} {
+		mem := vfs.NewMem(0)
+		fs := &vfs.FailingDisk{Disk: mem, At: -1, Err: unix.EIO, Only: "sync"}
+		l, c := begun(t, options(fs, journal.Strict))
+		add(t, l, c, 1)
+		turned, err := l.Begin()
+		require.NoError(t, err)
+		turned.Switch()
+		state := *c
+		add(t, l, c, 2)
+		fs.FailNext(fails) // of the log before the turn, or of that behind it
+		require.Equal(t, tqerr.IO, tqerr.CodeOf(l.Sync(l.Last())))
+		require.True(t, fs.Failed())
+		require.Error(t, l.Broken())
+		require.NoError(t, turned.Finish(state.write))
+		require.Equal(t, older, l.Broken() == nil)
+		if !older {
+			require.Error(t, l.Sync(l.Last()))
+			require.False(t, l.Durable(l.Last()))
+			require.NoError(t, turn(l, c))
+		}
+		add(t, l, c, 4)
+		require.NoError(t, l.Sync(l.Last()))
+		_, found, err := open(options(mem.Crash(nil), journal.Strict))
+		require.NoError(t, err)
+		require.EqualValues(t, 7, found.sum)
+	}
+}
+
 // With strict durability a power loss takes nothing that Sync has returned for, whatever else reached the disk by chance.
 func TestPowerLoss(t *testing.T) {
 	for seed := range uint64(300) {

@@ -61,6 +61,7 @@ type Log struct {
 		durable uint64  // sequence up to which everything is as durable as the journal promises
 		state   int64   // bytes of the last state
 		broken  error   // nil: frames may be appended
+		bad     *file   // the log that it is broken by
 		closed  bool
 		scratch []byte
 	}
@@ -283,7 +284,7 @@ func (l *Log) Sync(sequence uint64) error {
 		if err := f.Sync(); err != nil {
 			l.mu.Lock()
 			defer l.mu.Unlock()
-			l.mu.broken = l.failed(err, "fsync")
+			l.mu.broken, l.mu.bad = l.failed(err, "fsync"), f
 			return l.mu.broken
 		}
 		f.synced = end
@@ -312,11 +313,11 @@ func (l *Log) Broken() error {
 	return l.usableLocked()
 }
 
-// Break lets nothing be appended until a turn has been finished: what was appended last is not true.
+// Break lets nothing be appended until a turn that begins now has been finished: what was appended last is not true.
 func (l *Log) Break(why error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.mu.broken = why
+	l.mu.broken, l.mu.bad = why, l.mu.current
 }
 
 // End says that nobody wants the journal any more: Close removes it, or the next Open.

@@ -63,7 +63,10 @@ func (t *Turn) Finish(write func(put func(record []byte) error) error) error {
 	l.syncing.Lock()
 	l.mu.Lock()
 	former := l.mu.former
-	l.mu.former, l.mu.state, l.mu.broken = nil, size, nil
+	l.mu.former, l.mu.state = nil, size
+	if l.mu.bad != t.next { // else the state is older than what is wrong
+		l.mu.broken, l.mu.bad = nil, nil
+	}
 	l.mu.durable = max(l.mu.durable, t.first-1)
 	l.mu.Unlock()
 	l.syncing.Unlock()
