@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -86,7 +87,7 @@ __all__ = [
 ]
 
 __version__ = _version()
-_set_logging_level()
+_set_logging_level(logging.getLogger(__name__))
 
 # `python -m transfer_queue serve` hosts units and needs no torch until a callable of a user does, nor do actors of Ray
 # that host a session, so there a name is loaded when it is first used. Everywhere else all of them are plain

@@ -31,12 +31,11 @@ def seconds(variable: str, default: float) -> float:
     return min(value, MOST_SECONDS)
 
 
-def set_logging_level() -> None:
-    """Give the loggers of the package the level of ``TQ_LOGGING_LEVEL``; without it they have that of the program."""
-    level = os.environ.get("TQ_LOGGING_LEVEL")
+def set_logging_level(logger: logging.Logger, default: str = "") -> None:
+    """Give a logger the level of ``TQ_LOGGING_LEVEL``, else the default, else leave it that of the program."""
+    level = os.environ.get("TQ_LOGGING_LEVEL") or default
     if not level:
         return
-    logger = logging.getLogger("transfer_queue")
     try:
         logger.setLevel(int(level) if level.isdigit() else level.upper())
     except ValueError:

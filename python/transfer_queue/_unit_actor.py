@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,7 +26,9 @@ def _started_again() -> bool:
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return False
-    return bool(ray.get_runtime_context().was_current_actor_reconstructed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Ray's property uses one that Ray has deprecated
+        return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
 class UnitActor:
