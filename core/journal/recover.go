@@ -195,8 +195,16 @@ func (r *recovery) logsFrom(number uint32) error {
 	return nil
 }
 
-// damaged reports whether bytes at a place of a log where a frame should be are none although all of them were written.
+// damaged reports whether bytes at a place of a log where a frame should be are none although all of them were written. What does
+// not begin as a frame may be left of a write that failed, unless nothing but its beginning is wrong.
 func damaged(data []byte, identity *[16]byte, at int64) bool {
+	if len(data) < frameBytes {
+		return false
+	}
+	if !bytes.HasPrefix(data, frameMagic) && data[0] != 0 {
+		_, _, ok := decodeFrame(slices.Concat(frameMagic, data[len(frameMagic):]), identity)
+		return ok
+	}
 	_, size, ok := decodeFrame(data, identity)
 	return !ok && size > 0 && !vfs.MayBeTorn(data[:size], at)
 }
