@@ -44,8 +44,8 @@
 //
 // Relaxed: what Append has returned for survives the end of the process. Strict: what Sync has returned for survives a power
 // loss. A log may end in bytes that are no frame, which nobody was told of; Recover drops them, and leaves a gap in the sequences
-// for what is lost. It does not do so when a later frame says that what is missing was durable: then the journal is damaged, and is
-// refused.
+// for what is lost. It does not do so when a later frame says that what is missing was durable, or when all of a frame was written
+// and it is not what it should be, see vfs.MayBeTorn: then the journal is damaged, and is refused.
 //
 // # States
 //

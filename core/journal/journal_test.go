@@ -1,6 +1,7 @@
 package journal_test
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -384,6 +385,12 @@ func TestTornTails(t *testing.T) {
 			}
 			write(t, fs, log, torn)
 			l, found, err := open(options(fs, journal.Relaxed))
+			if rest == "garbage" && err != nil { // it fills the frame up, which is not torn then
+				require.Equal(t, tqerr.Corruption, tqerr.CodeOf(err))
+				require.ErrorContains(t, err, "is damaged, at byte")
+				require.Equal(t, torn, read(t, fs, log))
+				continue
+			}
 			require.NoError(t, err, "cut at %d, %s", cut, rest)
 			require.GreaterOrEqual(t, found.sum, last[rest])
 			last[rest] = found.sum
@@ -391,6 +398,44 @@ func TestTornTails(t *testing.T) {
 		}
 	}
 	require.Equal(t, map[string]uint64{"": sum, "zeros": sum, "garbage": sum}, last)
+}
+
+// A bit that has changed in the last frame, behind which nothing says that it was whole, is damage all the same when all of the frame
+// is there: it names the file and the place, and nothing is changed. A frame whose end is missing is torn.
+func TestADamagedTailIsToldFromATornOne(t *testing.T) {
+	for _, d := range []journal.Durability{journal.Relaxed, journal.Strict} {
+		fs := vfs.NewMem(0)
+		l, c := begun(t, options(fs, d))
+		add(t, l, c, 1)
+		before := c.sum
+		add(t, l, c, 0x0101010101010101) // which does not end in zeros
+		require.NoError(t, l.Close())
+		const log = "/j/log-00000001"
+		whole := read(t, fs, log)
+		begin, end, slipped := bytes.LastIndex(whole, []byte("TQj\x01")), len(bytes.TrimRight(whole, "\x00")), 0
+		for at := begin; at < end; at++ {
+			torn, bad := bytes.Clone(whole), bytes.Clone(whole)
+			clear(torn[at:])
+			write(t, fs, log, torn)
+			l, found, err := open(options(fs, d))
+			require.NoError(t, err, "cut at %d", at)
+			require.Equal(t, before, found.sum)
+			require.NoError(t, l.Close())
+
+			bad[at] ^= 1 << (at % 8)
+			write(t, fs, log, bad)
+			if l, found, err = open(options(fs, d)); err == nil {
+				slipped++
+				require.Equal(t, before, found.sum)
+				require.NoError(t, l.Close())
+				continue
+			}
+			require.Equal(t, tqerr.Corruption, tqerr.CodeOf(err))
+			require.ErrorContains(t, err, fmt.Sprintf("log-00000001: change 2 is damaged, at byte %d", begin))
+			require.Equal(t, bad, read(t, fs, log))
+		}
+		require.LessOrEqual(t, slipped, 4, "it is longer than what is there")
+	}
 }
 
 // A bit that has changed anywhere is found, but in what may be a torn tail, and changes nothing.

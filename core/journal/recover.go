@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"transferqueue/core/internal/vfs"
 	"transferqueue/core/tqerr"
 )
 
@@ -165,6 +166,7 @@ func (r *recovery) logsFrom(number uint32) error {
 		if err != nil {
 			return err
 		}
+		size := len(data)
 		for torn == "" && len(data) > 0 {
 			f, size, ok := decodeFrame(data, &r.identity)
 			if !ok || f.sequence != l.mu.next {
@@ -176,7 +178,11 @@ func (r *recovery) logsFrom(number uint32) error {
 			l.mu.next++
 			data = data[size:]
 		}
-		if err := r.checkTail(name, data); err != nil {
+		at := headerBytes + size - len(data)
+		if torn == "" && damaged(data, &r.identity, int64(at)) {
+			return r.bad(name, "change %d is damaged, at byte %d", l.mu.next, at)
+		}
+		if err := r.checkTail(name, data, at); err != nil {
 			return err
 		}
 		if torn == "" && len(bytes.Trim(data, "\x00")) > 0 {
@@ -189,8 +195,22 @@ func (r *recovery) logsFrom(number uint32) error {
 	return nil
 }
 
-// checkTail makes sure that nobody was told of what lies behind the last frame that counts.
-func (r *recovery) checkTail(name string, data []byte) error {
+// damaged reports whether bytes at a place of a log where a frame should be are none although all of them were written. What does
+// not begin as a frame may be left of a write that failed, unless nothing but its beginning is wrong.
+func damaged(data []byte, identity *[16]byte, at int64) bool {
+	if len(data) < frameBytes {
+		return false
+	}
+	if !bytes.HasPrefix(data, frameMagic) && data[0] != 0 {
+		_, _, ok := decodeFrame(slices.Concat(frameMagic, data[len(frameMagic):]), identity)
+		return ok
+	}
+	_, size, ok := decodeFrame(data, identity)
+	return !ok && size > 0 && !vfs.MayBeTorn(data[:size], at)
+}
+
+// checkTail makes sure that nobody was told of what lies behind the last frame that counts, from a byte of a log on.
+func (r *recovery) checkTail(name string, data []byte, begin int) error {
 	missing := r.l.mu.next
 	for {
 		at := bytes.Index(data, frameMagic)
@@ -200,7 +220,7 @@ func (r *recovery) checkTail(name string, data []byte) error {
 		data = data[at:]
 		if f, size, ok := decodeFrame(data, &r.identity); ok {
 			if f.sequence >= missing && f.durable >= missing || f.sequence < missing {
-				return r.bad(name, "change %d is damaged or missing, and change %d was written when it was complete", missing, f.sequence)
+				return r.bad(name, "change %d, at byte %d, is damaged or missing, and change %d was written when it was complete", missing, begin, f.sequence)
 			}
 			data = data[size:]
 			continue

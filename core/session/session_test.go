@@ -233,7 +233,7 @@ func TestRendezvousFilesOfNoUse(t *testing.T) {
 		"another document": {func(*session.Config) string { return `{"socket": 5}` }, tqerr.Corruption, "rendezvous file"},
 		"truncated":        {func(cfg *session.Config) string { return good(cfg)[:40] }, tqerr.Corruption, "rendezvous file"},
 		"newer format":     {func(cfg *session.Config) string { return strings.Replace(good(cfg), `"format":1`, `"format":2`, 1) }, tqerr.VersionMismatch, "format 2"},
-		"newer protocol": {func(cfg *session.Config) string { return strings.Replace(good(cfg), `"protocol":1`, `"protocol":9`, 1) },
+		"newer protocol": {func(cfg *session.Config) string { return strings.Replace(good(cfg), `"protocol":2`, `"protocol":9`, 1) },
 			tqerr.VersionMismatch, "protocol 9"},
 	}
 	for name, c := range cases {

@@ -21,11 +21,11 @@ func rowsOf(t *testing.T, u *unit.Unit, field string, samples ...schema.Sample) 
 		l, err := u.Read("p", []string{field}, []schema.Sample{sample})
 		require.NoError(t, err)
 		c := l.Columns()[0]
-		var bytes []byte
+		var value []byte
 		for _, run := range c.Runs {
-			bytes = append(bytes, u.Bytes(run.Block)...)
+			value = append(value, u.Bytes(run.Block)...)
 		}
-		out = append(out, fmt.Sprint(c.Column.Kind, c.Column.DType, c.Column.Shape, c.Column.Codecs, c.Column.Rows, bytes))
+		out = append(out, fmt.Sprintf("%v %v %v %v %d %x", c.Column.Kind, c.Column.DType, c.Column.Shape, c.Column.Codecs, c.Column.Rows, value))
 		l.Release()
 	}
 	return out

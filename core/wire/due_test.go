@@ -15,7 +15,7 @@ import (
 func TestATimeoutThatIsAPointOfTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		round := int64(1) << 32
-		time.Sleep(time.Duration(round-time.Now().UnixMilli()%round-500) * time.Millisecond)
+		time.Sleep(time.Duration(round-int64(clock())-500) * time.Millisecond)
 		f := full()
 		f.Due = true
 		written := f.Append(nil)

@@ -19,7 +19,7 @@
 //	credit   sequence: the bytes of all frames that the sender of this one has taken so far
 //
 // The timeout counts from the arrival of a frame when due is 0. When it is 1 the timeout is a point of time, in milliseconds of the
-// host's clock, of which it has the lower 32 bits: a request that has lain in a socket until then is too late.
+// host's clock since its start, of which it has the lower 32 bits: a request that has lain in a socket until then is too late.
 //
 // Hello and welcome keep this layout in every version, so that peers of different versions can still tell each other.
 package wire
@@ -31,6 +31,8 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"transferqueue/core/tqerr"
 )
@@ -126,8 +128,17 @@ func milliseconds(d time.Duration) uint32 {
 // mostDue bounds a timeout that is told as a point of time: half of what its 32 bits go round.
 const mostDue = (1<<31 - 1) * time.Millisecond
 
-// clock is the time of the host as frames have it.
-func clock() uint32 { return uint32(time.Now().UnixMilli()) }
+// began is a moment of this process, by its own clock and by that of the host since its start.
+var began, sinceBoot = time.Now(), monotonic()
+
+func monotonic() time.Duration {
+	var now unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // cannot fail: every Linux has it
+	return time.Duration(now.Nano())
+}
+
+// clock is the time since the start of the host as frames have it.
+func clock() uint32 { return uint32((sinceBoot + time.Since(began)).Milliseconds()) }
 
 // late is how much later than its timeout a request may arrive: whoever made it waits longer than that for an answer.
 const late = 100 * time.Millisecond

@@ -80,7 +80,7 @@ def test_values_of_a_session_that_was_killed_are_not_removed(
     folder = tmp_path / "transfer_queue_ssd_offload" / "default.units" / "unit-0"
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     for _ in range(2):
-        with pytest.raises(errors.AlreadyExistsError, match=f"{folder} holds 2 values of session"):
+        with pytest.raises(errors.AlreadyExistsError, match=f"{folder} holds 3 values of session"):
             tq.init(conf)
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     tq.init(_conf(tmp_path / "elsewhere", durability))

@@ -408,7 +408,7 @@ def locked(runtime_dir: Path) -> Any:
 
 def _content(**changes: Any) -> str:
     return json.dumps(
-        {"format": 1, "protocol": 1, "session": "00", "pid": 1, "socket": "/nowhere", "secret": "AA=="} | changes
+        {"format": 1, "protocol": 2, "session": "00", "pid": 1, "socket": "/nowhere", "secret": "AA=="} | changes
     )
 
 

@@ -1,7 +1,9 @@
 package disktier
 
 import (
+	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -79,7 +81,7 @@ func TestRefusedFolders(t *testing.T) {
 		"header of the index":         {"index-00000001", flip(20), tqerr.Corruption, "its header is damaged"},
 		"header of the values":        {"values-00000001", flip(20), tqerr.Corruption, "its header is damaged"},
 		"first frame of the index":    {"index-00000001", flip(headerBytes + 9), tqerr.Corruption, "its first frame is damaged"},
-		"second frame of the index":   {"index-00000001", flip(headerBytes + frameBytes + 40), tqerr.Corruption, "frame 2 is damaged, frame 3 is not"},
+		"second frame of the index":   {"index-00000001", flip(headerBytes + frameBytes + 40), tqerr.Corruption, "frame 2 is damaged, at byte"},
 		"empty index":                 {"index-00000001", func([]byte) []byte { return nil }, tqerr.Corruption, "is empty"},
 		"index cut in its header":     {"index-00000001", func(b []byte) []byte { return b[:30] }, tqerr.Corruption, "its header is damaged"},
 		"values that are empty":       {"values-00000001", func([]byte) []byte { return nil }, tqerr.Corruption, `field "x" of sample 0 in partition "p" should be there`},
@@ -106,6 +108,54 @@ func TestRefusedFolders(t *testing.T) {
 				require.Equal(t, before, everything(t, dir), "a refused folder is left as it was")
 			}
 		})
+	}
+}
+
+// A bit that has changed in the last frame of an index, behind which nothing says that it was whole, is damage all the same when all
+// of the frame is there: it names the file and the place, and nothing is changed. A frame whose end is missing is torn.
+func TestADamagedTailIsToldFromATornOne(t *testing.T) {
+	for _, durability := range []Durability{Relaxed, Strict} {
+		dir := filepath.Join(t.TempDir(), "tier")
+		o := Options{Dir: dir, Durability: durability, HeadroomBytes: 4 << 10}
+		s, err := OpenStore(o, openArena(t), 0)
+		require.NoError(t, err)
+		put(t, s, 1, 1, 5000)
+		put(t, s, 2, 1, 5000)
+		require.NoError(t, s.Close())
+		files := everything(t, dir)
+		whole := []byte(files["index-00000001"])
+		begin, end, slipped := bytes.LastIndex(whole, frameMagic), len(bytes.TrimRight(whole, "\x00")), 0
+		open := func(index []byte) (*Store, error) {
+			require.NoError(t, os.RemoveAll(dir))
+			require.NoError(t, os.Mkdir(dir, 0o700))
+			for name, data := range files {
+				require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(data), 0o600))
+			}
+			require.NoError(t, os.WriteFile(filepath.Join(dir, "index-00000001"), index, 0o600))
+			return OpenStore(o, openArena(t), 0)
+		}
+		without := func(s *Store) {
+			require.False(t, s.Has("p", []string{"x"}, samples(2, 1)))
+			requireValue(t, s, 1, 5000)
+			require.NoError(t, s.Close())
+		}
+		for at := begin; at < end; at++ {
+			torn, bad := bytes.Clone(whole), bytes.Clone(whole)
+			clear(torn[at:])
+			s, err := open(torn)
+			require.NoError(t, err, "cut at %d", at)
+			without(s)
+			bad[at] ^= 1 << (at % 8)
+			if s, err = open(bad); err == nil {
+				without(s)
+				slipped++
+				continue
+			}
+			require.Equal(t, tqerr.Corruption, tqerr.CodeOf(err))
+			require.ErrorContains(t, err, fmt.Sprintf("index-00000001: frame 3 is damaged, at byte %d", begin))
+			require.Equal(t, string(bad), everything(t, dir)["index-00000001"])
+		}
+		require.LessOrEqual(t, slipped, 1+3, "it ends in a zero, or is longer than what is there")
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"math"
 
 	"transferqueue/core/internal/crc32c"
+	"transferqueue/core/internal/vfs"
 	"transferqueue/core/schema"
 	"transferqueue/core/store"
 	"transferqueue/core/tqerr"
@@ -96,6 +97,17 @@ func decodeFrame(b []byte) (h frameHeader, body []byte, ok bool) {
 	body = b[frameBytes : frameBytes+h.length]
 	sum := crc32c.Update(crc32c.Checksum(b[:24]), body)
 	return h, body, sum == h.sum
+}
+
+// damagedFrame reports whether bytes at a place of an index where a frame should be are none although all of them were written.
+func damagedFrame(b []byte, at int64) bool {
+	for i, want := range frameMagic {
+		if i < len(b) && b[i] != want {
+			return b[i] != 0 // else it is torn there
+		}
+	}
+	h, body, ok := decodeFrame(b)
+	return !ok && body != nil && !vfs.MayBeTorn(b[:frameBytes+int(h.length)], at)
 }
 
 // entry is one line of a frame: a bind, or a drop when sums is nil.

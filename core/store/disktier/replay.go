@@ -39,9 +39,10 @@ type tail struct {
 	first int64 // bytes of the first frame
 }
 
-// read applies all frames. What is not a frame must be the torn end of the file: when a whole frame lies behind it that was
-// made after the missing one had become durable, the index is damaged.
+// read applies all frames. What is not a frame must be the torn end of the file: when all of it was written, or a whole frame lies
+// behind it that was made after the missing one had become durable, the index is damaged.
 func (r *replay) read(data []byte) (last uint64, rest tail, err error) {
+	all := int64(len(data))
 	for len(data) > 0 {
 		h, body, ok := decodeFrame(data)
 		if !ok || (last > 0 && h.number != last+1) {
@@ -58,14 +59,18 @@ func (r *replay) read(data []byte) (last uint64, rest tail, err error) {
 	if last == 0 {
 		return 0, rest, errors.New("its first frame is damaged")
 	}
+	at := headerBytes + all - int64(len(data))
+	if damagedFrame(data, at) {
+		return 0, rest, fmt.Errorf("frame %d is damaged, at byte %d", last+1, at)
+	}
 	for from := data; ; {
-		at := bytes.Index(from, frameMagic)
-		if at < 0 {
+		next := bytes.Index(from, frameMagic)
+		if next < 0 {
 			break
 		}
-		from = from[at:]
+		from = from[next:]
 		if h, _, ok := decodeFrame(from); ok && h.durable > last {
-			return 0, rest, fmt.Errorf("frame %d is damaged, frame %d is not", last+1, h.number)
+			return 0, rest, fmt.Errorf("frame %d is damaged, at byte %d; frame %d is not", last+1, at, h.number)
 		}
 		from = from[1:]
 	}
