@@ -4,6 +4,7 @@ package controller_test
 
 import (
 	"fmt"
+	"strings"
 	"maps"
 	"slices"
 	"testing"
@@ -249,19 +250,20 @@ func TestEveryCallOfALoadFails(t *testing.T) {
 					path, u := fmt.Sprint(dir, "/", at), s.user()
 					s.loadable(u, path, d)
 					failing.FailNext(at)
-					done := u.tryLoad(path) == nil
+					outcome := u.tryLoad(path)
+					done := outcome == nil || strings.Contains(outcome.Error(), "done, but it would not survive")
 					more = failing.Failed()
 					failing.Heal()
 					if goesOn {
 						_ = u.try(wire.OpList, &wire.ListRequest{}, nil)
 						time.Sleep(2 * time.Second)
 						seen := d.requireOne(t, u)
-						require.True(t, seen || !done, "call %d", at)
+						require.True(t, seen || !done, "call %d, which said: %v", at, outcome)
 						done = seen
 					}
 					s.setup.failing = nil
 					s.restart()
-					require.Equal(t, done, d.requireOne(t, s.user()), "call %d", at)
+					require.Equal(t, done, d.requireOne(t, s.user()), "call %d, which said: %v", at, outcome)
 					time.Sleep(2 * time.Minute)
 				})
 				if t.Failed() {
