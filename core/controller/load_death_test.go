@@ -4,9 +4,9 @@ package controller_test
 
 import (
 	"fmt"
-	"strings"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
