@@ -33,7 +33,7 @@ const (
 	answerGrace = 300 * time.Millisecond
 	// settleTime is how long a client then waits to hear what became of a request.
 	settleTime = 500 * time.Millisecond
-	// lostTogether is how long after a direct connection the common one may show that the server is gone.
+	// lostTogether is how long after another connection the common one may show that the server is gone.
 	lostTogether = time.Second
 )
 
@@ -221,11 +221,14 @@ func (c *Client) startGet(ctx context.Context, req *Request, body []byte, finish
 	})
 }
 
-// lostMeanwhile reports that something failed because a connection was lost that is replaced.
+// lostMeanwhile reports that something failed because a connection was lost that is replaced. Another connection may show sooner
+// that the server is gone.
 func (c *Client) lostMeanwhile(ctx context.Context, conn transport.Conn, err error) bool {
 	code := tqerr.CodeOf(err)
-	return (code == tqerr.Unavailable || code == tqerr.NotFound) && c.opts.Redial != nil && ctx.Err() == nil &&
-		(ended(conn) || c.conn() != conn)
+	if code != tqerr.Unavailable && code != tqerr.NotFound || c.opts.Redial == nil || ctx.Err() != nil {
+		return false
+	}
+	return c.conn() != conn || ended(conn) || code == tqerr.Unavailable && endsSoon(ctx, conn)
 }
 
 func plainResult(reply *wire.Reply, err error) *Result {

@@ -138,15 +138,23 @@ func (s *sent) lost(err error) bool {
 // elsewhere sends a request again whose direct connection was lost with err. When that was the end of the server, the common
 // connection ends too.
 func (s *sent) elsewhere(err error) (*wire.Reply, error) {
+	if endsSoon(s.ctx, s.conn) {
+		return s.c.repeatIn(s.ctx, s.life, true, s.req)
+	}
+	return nil, err
+}
+
+// endsSoon reports that a connection has ended, or does so while it is waited for.
+func endsSoon(ctx context.Context, conn transport.Conn) bool {
 	timer := time.NewTimer(lostTogether)
 	defer timer.Stop()
 	select {
-	case <-s.conn.Done():
-		return s.c.repeatIn(s.ctx, s.life, true, s.req)
-	case <-s.ctx.Done():
+	case <-conn.Done():
+		return true
+	case <-ctx.Done():
 	case <-timer.C:
 	}
-	return nil, err
+	return false
 }
 
 // settle calls a request off that has ended with err here. It returns its outcome when it has one after all, and err when
