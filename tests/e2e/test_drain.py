@@ -53,11 +53,6 @@ def _unit(tq: Any, name: str) -> Any:
     return next(unit for unit in tq.list_units() if unit.unit_id == name)
 
 
-def _live(folder: Path) -> int:
-    """Bytes of values that lie in the folder of a unit."""
-    return sum(512 * file.stat().st_blocks for file in folder.rglob("values*") if file.is_file())
-
-
 def test_both_tiers_move_and_the_unit_may_die_then(disks: Disks) -> None:
     for name in NAMES:
         disks.start(name)

@@ -49,7 +49,7 @@ def test_launches(runtime_dir: Path, tmp_path: Path) -> None:
         path = tmp_path / "train.py"
         path.write_text(_SCRIPT)
         with program(str(path)) as process:
-            output, _ = process.communicate(timeout=55)
+            output, _ = process.communicate(timeout=170)
         assert process.returncode == 0, output
         want = ["torchrun1", "spawn", "forkserver", "script", "script again"]
         listed = tq.kv_list("p")["p"]
