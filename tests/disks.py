@@ -14,7 +14,8 @@ from transfer_queue import _calls, _controller_requests, _session
 from transfer_queue._unit import UnitHost
 
 PAGE = 4096
-TREE = 2 * PAGE  # ext4 keeps the places of a file in pieces in a page more, of one in many in two, also when it is short again
+# ext4 keeps the places of a file in pieces in a page more, of one in many in two, also when the file is short again.
+TREE = 2 * PAGE
 
 
 def _files(folder: Path) -> Iterator[tuple[int, int]]:
