@@ -31,6 +31,17 @@ def on_disk(folder: Path) -> int:
     return sum(taken for taken, _ in _files(folder))
 
 
+def takes_ahead(folder: Path) -> bool:
+    """Whether a file that grows takes more than was written to it, as on XFS."""
+    path = folder / "values-probe"
+    with path.open("wb", buffering=0) as file:
+        for _ in range(16):
+            file.write(bytes(1 << 16))
+        taken = on_disk(folder)
+    path.unlink()
+    return taken > (1 << 20) + TREE
+
+
 def no_value_left(folder: Path) -> bool:
     """Whether all files with values are as they begin."""
     return all(taken <= TREE and length == 0 for taken, length in _files(folder))
