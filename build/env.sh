@@ -10,7 +10,12 @@ set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 OUT=$ROOT/.out
-CACHE=${TQ_CACHE:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/transferqueue}
+if [ ! -w "${HOME:=/root}" ]; then # Go, pip and the cache need one
+    HOME=$OUT/home
+    mkdir -p "$HOME"
+fi
+export HOME
+CACHE=${TQ_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/transferqueue}
 PY=$OUT/venv/bin/python
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 

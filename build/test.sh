@@ -58,9 +58,9 @@ logged() {
 test_go() {
     local status=0
     say "go test without cgo"
-    CGO_ENABLED=0 go test ./core/... || status=1
+    CGO_ENABLED=0 go test -timeout 30m ./core/... || status=1
     say "go test -race"
-    CGO_ENABLED=1 go test -race -short -tags "$GO_TAGS" ./core/... ./capi/... || status=1
+    CGO_ENABLED=1 go test -race -short -timeout 30m -tags "$GO_TAGS" ./core/... ./capi/... || status=1
     return $status
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,39 @@ import pytest
 from processes import Nursery
 from transfer_queue import _calls, _controller_requests, _session
 from transfer_queue._unit import UnitHost
+
+PAGE = 4096
+# ext4 keeps the places of a file in pieces in a page more, of one in many in two, also when the file is short again.
+TREE = 2 * PAGE
+
+
+def _files(folder: Path) -> Iterator[tuple[int, int]]:
+    """Bytes that each file with values takes beyond its first page, and how long it is beyond that."""
+    for path in folder.rglob("values-*"):
+        with suppress(FileNotFoundError):  # files are removed meanwhile
+            stat = path.stat()
+            yield max(0, stat.st_blocks * 512 - PAGE), max(0, stat.st_size - PAGE)
+
+
+def on_disk(folder: Path) -> int:
+    """Bytes that values take, and up to `TREE` more for each file."""
+    return sum(taken for taken, _ in _files(folder))
+
+
+def takes_ahead(folder: Path) -> bool:
+    """Whether a file that grows takes more than was written to it, as on XFS."""
+    path = folder / "values-probe"
+    with path.open("wb", buffering=0) as file:
+        for _ in range(16):
+            file.write(bytes(1 << 16))
+        taken = on_disk(folder)
+    path.unlink()
+    return taken > (1 << 20) + TREE
+
+
+def no_value_left(folder: Path) -> bool:
+    """Whether all files with values are as they begin."""
+    return all(taken <= TREE and length == 0 for taken, length in _files(folder))
 
 
 def offload(path: Path, threshold: int = 1 << 40, **more: Any) -> dict[str, Any]:

@@ -82,13 +82,13 @@ func (p *proxy) close() {
 	p.running.Wait()
 }
 
-// keep registers connections, which the end of the proxy closes.
+// keep registers connections, which the end of the proxy and the network going away close.
 func (p *proxy) keep(conns ...net.Conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, c := range conns {
 		p.mu.conns[c] = struct{}{}
-		if p.mu.closed {
+		if p.mu.closed || p.down.Load() {
 			_ = c.Close()
 		}
 	}
@@ -115,10 +115,6 @@ func (p *proxy) cutAll() {
 
 func (p *proxy) carry(client net.Conn, address string) {
 	server, err := net.Dial("tcp", address)
-	if err == nil && p.down.Load() {
-		_ = server.Close()
-		err = net.ErrClosed
-	}
 	if err != nil {
 		_ = client.Close()
 		return

@@ -99,7 +99,7 @@ class Worker(threading.Thread):
         if len(self.unread) < count:
             return
         client = self.tq.get_client()
-        meta = client.get_meta(["x"], count, partition_id=self.partition, task_name="task", mode="fetch")
+        meta = client.get_meta(["x"], count, partition_id=self.partition, task_name="task", mode="fetch", timeout=60)
         keys = client.kv_retrieve_keys(meta.global_indexes, self.partition)
         assert len(keys) == count
         assert self.unread.issuperset(keys), f"{keys} of {self.unread}"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import threading
-import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
 
-from processes import Nursery
+from processes import Nursery, until
 from transfer_queue import errors
 
 
@@ -74,48 +75,41 @@ def test_callables_of_another_process(tq: Any, nursery: Nursery) -> None:
     assert tq.kv_batch_get("a", "p")["x"].values().tolist() == [202]
 
 
-def test_a_slow_callable_holds_up_only_its_own_cells(tq: Any) -> None:
+def _waits(folder: Path, count: int) -> Callable[[Any, Any], Any]:
+    """A merge that tells by a file that it has begun, and ends when so many files are there."""
+
+    def waits(old: Any, new: Any) -> Any:
+        (folder / str(threading.get_ident())).touch()
+        until(lambda: len(list(folder.iterdir())) >= count, "others have begun", 50)
+        return old + new
+
+    return waits
+
+
+def test_a_slow_callable_holds_up_only_its_own_cells(tq: Any, tmp_path: Path) -> None:
     tq.kv_batch_put(["slow", "fast"], "p", _table(x=torch.zeros(2, 3)))
-    began = threading.Event()
-    ended: list[float] = []
-
-    def slow() -> None:
-        def sleeps(old: Any, new: Any) -> Any:
-            time.sleep(1.0)
-            return old + new
-
-        began.set()
-        tq.kv_update("slow", "p", {"x": torch.ones(3)}, sleeps)
-        ended.append(time.monotonic())
-
-    worker = threading.Thread(target=slow)
+    worker = threading.Thread(target=tq.kv_update, args=("slow", "p", {"x": torch.ones(3)}, _waits(tmp_path, 2)))
     worker.start()
-    began.wait()
-    while not ended:
-        start = time.monotonic()
-        tq.kv_update("fast", "p", {"x": torch.ones(3)}, lambda old, new: old + new)
-        tq.kv_put("other", "p", {"x": torch.ones(3)})
-        assert tq.kv_batch_get("slow", "p")["x"].values().tolist() in ([0.0] * 3, [1.0] * 3)
-        assert time.monotonic() - start < 0.9
+    until(lambda: list(tmp_path.iterdir()), "it has begun")
+    for _ in range(30):
+        tq.kv_update("fast", "p", {"x": torch.ones(3)}, lambda old, new: old + new, timeout=20)
+        tq.kv_put("other", "p", {"x": torch.ones(3)}, timeout=20)
+        assert tq.kv_batch_get("slow", "p")["x"].values().tolist() == [0.0] * 3
+    (tmp_path / "end").touch()
     worker.join()
     assert tq.kv_batch_get("slow", "p")["x"].values().tolist() == [1.0] * 3
 
 
-def test_more_slow_callables_than_threads_at_first(tq: Any) -> None:
+def test_more_slow_callables_than_threads_at_first(tq: Any, tmp_path: Path) -> None:
+    """None ends before all of them have begun."""
     keys = [str(n) for n in range(20)]
     tq.kv_batch_put(keys, "p", _table(x=torch.zeros(20)))
-
-    def sleeps(old: Any, new: Any) -> Any:
-        time.sleep(0.5)
-        return old + new
-
-    began = time.monotonic()
-    workers = [threading.Thread(target=tq.kv_update, args=(key, "p", {"x": torch.ones(())}, sleeps)) for key in keys]
+    merge = _waits(tmp_path, 20)
+    workers = [threading.Thread(target=tq.kv_update, args=(key, "p", {"x": torch.ones(())}, merge)) for key in keys]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
-    assert time.monotonic() - began < 5, "they run side by side"
     assert tq.kv_batch_get(keys, "p")["x"].tolist() == [1.0] * 20
 
 
@@ -132,17 +126,17 @@ def test_a_callable_may_use_the_queue(tq: Any) -> None:
     assert tq.kv_batch_get("a", "p")["x"].values().tolist() == [5.0]
 
 
-def test_an_update_whose_time_is_over_changes_nothing(tq: Any) -> None:
+def test_an_update_whose_time_is_over_changes_nothing(tq: Any, tmp_path: Path) -> None:
     tq.kv_put("a", "p", {"x": torch.zeros(1)})
+    end = tmp_path / "end"
 
-    def sleeps(old: Any, new: Any) -> Any:
-        time.sleep(2)
+    def waits(old: Any, new: Any) -> Any:
+        until(end.exists, "the test goes on", 50)
         return old + new
 
-    began = time.monotonic()
     with pytest.raises(TimeoutError):
-        tq.kv_update("a", "p", {"x": torch.ones(1)}, sleeps, timeout=0.2)
-    assert time.monotonic() - began < 2
+        tq.kv_update("a", "p", {"x": torch.ones(1)}, waits, timeout=0.2)
+    end.touch()
     assert tq.kv_batch_get("a", "p")["x"].values().tolist() == [0.0]
     tq.kv_update("a", "p", {"x": torch.ones(1)}, "add")
     assert tq.kv_batch_get("a", "p")["x"].values().tolist() == [1.0]

@@ -6,8 +6,8 @@ import asyncio
 import json
 import logging
 import os
+import shutil
 import threading
-import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -110,8 +110,9 @@ class TestSave:
 
     def test_memory_does_not_grow_with_the_data(self, tq: Any, tmp_path: Path) -> None:
         """1 GiB: less than 64 MiB on top (the target is 256 MiB for 4 GiB, in steady state)."""
-        folder = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else tmp_path
-        place = folder / f"tq-test-{os.getpid()}"
+        shared = Path("/dev/shm")
+        roomy = os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > 2 << 30
+        place = (shared if roomy else tmp_path) / f"tq-test-{os.getpid()}"
         for batch in range(8):
             rows = torch.randint(0, 2**62, (128, 1 << 17))
             tq.kv_batch_put([f"{batch}-{i}" for i in range(128)], "p", _table(x=rows))
@@ -130,9 +131,7 @@ class TestSave:
         finally:
             stop.set()
             watcher.join()
-            for path in sorted(place.rglob("*"), reverse=True):
-                path.unlink() if path.is_file() else path.rmdir()
-            place.rmdir()
+            shutil.rmtree(place, ignore_errors=True)
         assert most[0] < 64 << 20
 
 
@@ -339,29 +338,26 @@ def _spring(mark: str) -> str:
 
 
 def test_readers_and_writers_go_on_while_a_checkpoint_is_saved(tq: Any, tmp_path: Path) -> None:
-    """No call takes as long as the save does, and what is read is always whole."""
+    """Calls begin and end while it is saved, and what is read is always whole."""
     tq.kv_batch_put([str(i) for i in range(256)], "p", _table(x=torch.randint(0, 2**62, (256, 1 << 17))))
-    longest, stop = [0.0], threading.Event()
+    rounds, stop = [0], threading.Event()
 
     def use() -> None:
-        n = 0
         while not stop.is_set():
-            begin = time.perf_counter()
-            tq.kv_batch_put(["a", "b"], "q", _table(x=torch.full((2, 8), n)))
-            assert len(set(tq.kv_batch_get(["a", "b"], "q")["x"].values().tolist())) == 1
-            longest[0] = max(longest[0], time.perf_counter() - begin)
-            n += 1
+            tq.kv_batch_put(["a", "b"], "q", _table(x=torch.full((2, 8), rounds[0])))
+            assert tq.kv_batch_get(["a", "b"], "q")["x"].values().unique().tolist() == [rounds[0]]
+            rounds[0] += 1
 
     user = threading.Thread(target=use)
     user.start()
-    begin = time.perf_counter()
+    before = rounds[0]
     try:
         tq.save_checkpoint(tmp_path / "c")
     finally:
-        took = time.perf_counter() - begin
+        during = rounds[0] - before
         stop.set()
         user.join()
-    assert longest[0] < took
+    assert during > 2, "more than were under way at its ends"
     tq.load_checkpoint(tmp_path / "c")
     assert len(tq.kv_list("p")["p"]) == 256
 

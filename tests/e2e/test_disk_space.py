@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +11,13 @@ import torch
 from tensordict import TensorDict
 
 import transfer_queue
-from disks import Disks, disks, offload
+from disks import TREE, Disks, disks, no_value_left, offload, on_disk, takes_ahead
 from processes import until
 
 __all__ = ["disks"]
 
 KIB = 1 << 10
 COUNT = 40
-
-
-def on_disk(folder: Path) -> int:
-    """Bytes that the files with values take, less their first pages."""
-    total = 0
-    for path in folder.rglob("values-*"):
-        with suppress(FileNotFoundError):  # files are removed meanwhile
-            total += max(0, path.stat().st_blocks * 512 - 4 * KIB)
-    return total
 
 
 def table(width: int, value: float = 1.0, rows: int = COUNT) -> TensorDict:
@@ -56,6 +46,8 @@ ENDS: dict[str, tuple[Callable[[Any, list[str]], None], float]] = {
 @pytest.fixture(params=["here", "elsewhere"])
 def session(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Any, Path]]:
     """A session with one unit that puts values of 4 KiB and more on disk, and its folder."""
+    if takes_ahead(tmp_path):
+        pytest.skip("files take space ahead here")
     if request.param == "elsewhere":
         made: Disks = request.getfixturevalue("disks")
         made.start("unit-a")
@@ -95,7 +87,7 @@ def test_space_falls_with_what_ends(session: tuple[Any, Path], how: str, width: 
         assert got["x"].values().unique().tolist() == got["y"].values().unique().tolist() == [i]
 
     tq.kv_clear(keys, "p")
-    until(lambda: on_disk(folder) == 0, "no value bytes are left")
+    until(lambda: no_value_left(folder), "no value bytes are left")
     (unit,) = tq.list_units()
     assert (unit.disk_cells, unit.disk_used_bytes, unit.disk_physical_bytes) == (0, 0, 0)
 
@@ -113,7 +105,7 @@ def test_a_failed_put_leaves_no_space_taken(session: tuple[Any, Path]) -> None:
         tq.kv_batch_update(["a"], "p", table(32 * KIB, 1, 1), fail)
     with pytest.raises(RuntimeError, match="no"):
         tq.kv_batch_put(["b"], "p", table(32 * KIB, 1, 1), data_parser=fail)
-    until(lambda: on_disk(folder) == before, "no byte stays")
+    until(lambda: on_disk(folder) <= before + TREE, "no byte stays")
 
 
 def test_shared_payloads_take_space_once(session: tuple[Any, Path]) -> None:
@@ -127,4 +119,4 @@ def test_shared_payloads_take_space_once(session: tuple[Any, Path]) -> None:
     assert torch.equal(tq.kv_batch_get(keys[15], "p")["image"].values(), image[0])
     assert on_disk(folder) >= 512 * KIB
     tq.kv_clear(keys[15:], "p")
-    until(lambda: on_disk(folder) == 0, "the last sample has gone")
+    until(lambda: no_value_left(folder), "the last sample has gone")

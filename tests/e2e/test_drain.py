@@ -53,11 +53,6 @@ def _unit(tq: Any, name: str) -> Any:
     return next(unit for unit in tq.list_units() if unit.unit_id == name)
 
 
-def _live(folder: Path) -> int:
-    """Bytes of values that lie in the folder of a unit."""
-    return sum(512 * file.stat().st_blocks for file in folder.rglob("values*") if file.is_file())
-
-
 def test_both_tiers_move_and_the_unit_may_die_then(disks: Disks) -> None:
     for name in NAMES:
         disks.start(name)
@@ -168,7 +163,7 @@ def test_a_damaged_value_stays_and_is_named(disks: Disks) -> None:
     assert tq.kv_batch_get("k7", "p", select_fields=["n"])["n"][0].tolist() == [1]
 
 
-@pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.75])  # a second and more before the end
 def test_the_source_is_killed(disks: Disks, part: float) -> None:
     """What has moved is there, the rest is an error at once, and the job does not say that it has succeeded."""
     for name in NAMES:
@@ -177,7 +172,7 @@ def test_the_source_is_killed(disks: Disks, part: float) -> None:
     keys = [f"k{i}" for i in range(60)]
     for i, key in enumerate(keys):
         tq.kv_put(key, "p", fields={"x": torch.full((40_000,), i)})
-    job = tq.drain("unit-a", rate_bytes_per_s=1_500_000, max_slots=1)
+    job = tq.drain("unit-a", rate_bytes_per_s=1_000_000, max_slots=1)
     until(lambda: job.status().cells_moved >= part * job.status().cells_total, "it is so far")
     disks.children[0].signal(signal.SIGKILL)
     end = job.wait(timeout=30)

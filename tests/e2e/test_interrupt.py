@@ -150,7 +150,7 @@ def _interrupted_init(line: Any, folder: str) -> float:
 
     with open(f"{folder}/default.lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # an owner that never gets ready
-        took = _interrupted(tq.init)
+        took = min(_interrupted(tq.init) for _ in range(3))
     tq.init()  # now there is none; what was interrupted does not come back
     tq.kv_put("a", "p", tag={})
     tq.close()

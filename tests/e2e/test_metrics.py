@@ -9,7 +9,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -159,8 +158,7 @@ class TestTiers:
         for _ in range(3):
             tq.kv_batch_get("s0", "p")
         tq.kv_clear([f"s{n}" for n in range(1, 25)], "p")
-        (unit,) = settled(tq)
-        got = scrape(tq.get_metrics_endpoint())
+        unit, got = at_rest(tq)
         at = {"storage_unit_id": unit.unit_id}
         assert unit.spilled_cells > 0
         assert unit.written_cells == 4
@@ -183,13 +181,12 @@ class TestTiers:
         assert got.of("tq_storage_compacted_bytes_total", **at) == unit.compacted_bytes
 
 
-def settled(tq: Any) -> Any:
-    """The units, when nothing moves any more."""
-    before = None
-    while (now := tq.list_units()) != before:
-        before = now
-        time.sleep(0.3)
-    return now
+def at_rest(tq: Any) -> tuple[Any, Samples]:
+    """The only unit and the page, between which nothing has moved."""
+    while True:
+        (before,), page, (after,) = tq.list_units(), scrape(tq.get_metrics_endpoint()), tq.list_units()
+        if before == after:
+            return after, page
 
 
 @pytest.mark.parametrize("conf", [METRICS])

@@ -228,8 +228,6 @@ class Steered(BaseSampler):
             raise ValueError("no such batch")
         if act == "exit":
             raise SystemExit(3)
-        if act == "hang":
-            time.sleep(kwargs["seconds"])
         if act == "hang until there is":
             while not os.path.exists(kwargs["path"]):
                 time.sleep(0.01)
@@ -285,30 +283,28 @@ class TestUsers:
         assert _consumed(tq) == [0, 0, 0]
         assert _fetch(tq, 2).size == 2
 
-    def test_one_that_hangs_is_given_up_and_others_go_on(self, tq: Any) -> None:
+    def test_one_that_hangs_is_given_up_and_others_go_on(self, tq: Any, tmp_path: Path) -> None:
         client = tq.get_client()
         client.put(_rows(4), partition_id="p")
+        end = tmp_path / "end"
         failed: list[BaseException] = []
 
         def hang() -> None:
             try:
-                _fetch(tq, 2, {"act": "hang", "seconds": 1.5}, timeout=20)
+                _fetch(tq, 2, {"act": "hang until there is", "path": str(end)}, timeout=50)
             except BaseException as error:
                 failed.append(error)
 
         thread = threading.Thread(target=hang)
         thread.start()
-        began = time.monotonic()
-        while not failed:
-            start = time.monotonic()
-            tq.kv_put("k", "q", {"x": torch.zeros(1)})
-            assert time.monotonic() - start < 0.25
-        assert time.monotonic() - began < 1.2
+        while not failed:  # the call hangs all the while
+            tq.kv_put("k", "q", {"x": torch.zeros(1)}, timeout=20)
         assert isinstance(failed[0], TimeoutError)
         assert "the sampler Steered gave no answer within 3" in str(failed[0])
         assert _fetch(tq, 2).size == 2, "another thread makes the next call"
         with pytest.raises(TimeoutError, match="the sampler Steered gave no answer within"):
-            _fetch(tq, 2, {"act": "hang", "seconds": 0.5}, timeout=0.1)
+            _fetch(tq, 2, {"act": "hang until there is", "path": str(end)}, timeout=0.1)
+        end.touch()
         thread.join()
 
     def test_calls_that_never_end_do_not_eat_all_threads(self, tq: Any, tmp_path: Path) -> None:

@@ -21,11 +21,8 @@ from processes import Nursery, descriptors, until
 from transfer_queue import BatchMeta, StreamingDataLoader, StreamingDataset, errors
 from transfer_queue.dataloader import chunk_batch_fn, default_fetch_batch_fn
 
-pytestmark = [
-    pytest.mark.timeout(50),
-    # Four workers on fewer cores.
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
-]
+# Four workers on fewer cores.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 RANKS = {"controller": {"sampler": "RankAwareSampler", "polling_mode": True}}
 
 

@@ -21,8 +21,8 @@ _FOLDER = Path(__file__).parent
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Gives Ray time: the first test of a module starts a cluster, and every session starts processes with torch."""
     for item in items:
-        if item.path.parent == _FOLDER and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(180))
+        if item.path.parent == _FOLDER:
+            item.add_marker(pytest.mark.timeout(400))
 
 
 def pytest_unconfigure() -> None:

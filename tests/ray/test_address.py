@@ -32,7 +32,7 @@ def test_a_driver_joins_without_a_call_of_an_actor(tq: Any, ray: Any) -> None:
     tq.kv_put("a", "p", tag={"x": 1})
     code = textwrap.dedent(JOIN).format(address=ray.get_runtime_context().gcs_address)
     with program("-c", code) as running:
-        output, _ = running.communicate(timeout=60)
+        output, _ = running.communicate(timeout=300)
     assert running.returncode == 0, output
     session = tq.init().controller.zmq_info.session
     wanted = [f"DictConfig {session} 2", "ActorHandle ['p']", "serialised: 0", "['p']"]

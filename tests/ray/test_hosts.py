@@ -73,7 +73,6 @@ class Worker:
         return [unit.unit_id for unit in tq.list_units() if unit.memory_used_bytes]
 
 
-@pytest.mark.timeout(180)
 def test_units_and_clients_of_all_hosts(cluster: Any) -> None:
     import transfer_queue as tq
 
@@ -118,7 +117,6 @@ def _mechanism(address: str) -> str:
         return answer.read(64)[12:32].rstrip(b"\0").decode()
 
 
-@pytest.mark.timeout(180)
 def test_everything_between_hosts_is_encrypted(cluster: Any) -> None:
     import transfer_queue as tq
 
@@ -142,7 +140,6 @@ def test_everything_between_hosts_is_encrypted(cluster: Any) -> None:
     assert_nothing_left(cluster)
 
 
-@pytest.mark.timeout(180)
 def test_a_unit_of_another_host_that_dies_is_named(cluster: Any) -> None:
     import transfer_queue as tq
 

@@ -26,7 +26,6 @@ def _rows(value: int) -> TensorDict:
     return TensorDict({"x": torch.full((1, 3), value)}, batch_size=[1])
 
 
-@pytest.mark.timeout(180)
 def test_a_controller_is_killed(tq: Any, conf: dict[str, Any]) -> None:
     from transfer_queue import _session
 

@@ -576,6 +576,6 @@ LARGE: dict[str, Callable[[BatchMeta], Any]] = {
 def test_a_hundred_thousand_samples_are_no_burden(what):
     """They take 1 to 20 ms, 60 for a pickle; the limit only has to tell columns from a dict per sample and field."""
     batch = large()
-    start = time.perf_counter()
+    start = time.process_time()
     LARGE[what](batch)
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5

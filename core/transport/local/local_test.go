@@ -155,10 +155,11 @@ func TestAStaleSocketIsReplaced(t *testing.T) {
 }
 
 func TestWhoIsNotLetIn(t *testing.T) {
-	l := defaultLimits
-	l.greeting = 50 * time.Millisecond
+	hasty := defaultLimits // for who says nothing that could be answered
+	hasty.greeting = 50 * time.Millisecond
 	h := serving{serve: func(context.Context, *wire.Request, func(*wire.Reply)) { t.Error("a stranger was served") }}
-	_, path := run(t, h, l)
+	_, path := run(t, h, defaultLimits)
+	_, soon := run(t, h, hasty)
 	request := (&wire.Frame{Type: wire.FrameRequest, ID: 1, Body: secret}).Append(nil)
 	newer := wire.Hello(1, secret)
 	newer.Op = wire.Version + 1
@@ -178,7 +179,11 @@ func TestWhoIsNotLetIn(t *testing.T) {
 		"a large frame":    {(&wire.Frame{Type: wire.FrameRequest, Body: make([]byte, 1000)}).Append(nil), tqerr.OK, ""},
 	}
 	for name, c := range cases {
-		sock := raw(t, path)
+		at := path
+		if c.code == tqerr.OK {
+			at = soon
+		}
+		sock := raw(t, at)
 		_, err := sock.Write(append(c.sent, request...)[:len(c.sent)])
 		require.NoError(t, err)
 		if c.code != tqerr.OK {

@@ -58,7 +58,7 @@ func TestASlowReaderGetsEverythingInTheEnd(t *testing.T) {
 func TestAReaderThatStopsLosesItsConnectionOnly(t *testing.T) {
 	cases := map[string]limits{
 		"too much is queued":    {queued: 1 << 20, write: time.Hour, greeting: time.Hour},
-		"nothing moves anymore": {queued: 1 << 40, write: 30 * time.Millisecond, greeting: time.Hour},
+		"nothing moves anymore": {queued: 1 << 40, write: 500 * time.Millisecond, greeting: time.Hour},
 	}
 	for name, l := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -268,7 +268,7 @@ func TestANewerServer(t *testing.T) {
 func TestTickets(t *testing.T) {
 	leaktest.Check(t)
 	l := defaultLimits
-	l.greeting = 500 * time.Millisecond
+	l.greeting = 1500 * time.Millisecond
 	s := run(t, serving{}, l)
 	c := dialed(t, s, 1)
 	reply, err := c.BeginFrame(t.Context(), &wire.Frame{Type: wire.FrameTicket}).Wait(t.Context())
@@ -349,8 +349,6 @@ func answering(t *testing.T, do func(net.Conn)) (address string) {
 
 func TestServersThatAreNone(t *testing.T) {
 	leaktest.Check(t)
-	l := defaultLimits
-	l.greeting = 300 * time.Millisecond
 	stop := make(chan struct{})
 	t.Cleanup(func() { close(stop) })
 	closed := func() string {
@@ -369,7 +367,7 @@ func TestServersThatAreNone(t *testing.T) {
 		"old greeter": {answering(t, func(c net.Conn) { _, _ = c.Write([]byte{0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 0}) }), "has closed the connection"},
 	} {
 		began := time.Now()
-		_, err := dial(t.Context(), c.address, token, 1, 0, l)
+		_, err := dial(t.Context(), c.address, token, 1, 0, defaultLimits)
 		require.Equal(t, tqerr.Unavailable, tqerr.CodeOf(err), "%s: %v", name, err)
 		require.ErrorContains(t, err, c.address, name)
 		require.ErrorContains(t, err, c.says, name)
@@ -378,6 +376,8 @@ func TestServersThatAreNone(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer silent.Close()
+	l := defaultLimits
+	l.greeting = 300 * time.Millisecond
 	_, err = dial(t.Context(), scheme+silent.Addr().String(), token, 1, 0, l)
 	require.Equal(t, tqerr.DeadlineExceeded, tqerr.CodeOf(err))
 	require.ErrorContains(t, err, silent.Addr().String())

@@ -97,7 +97,7 @@ func TestALostConnectionSaysNoGoodbye(t *testing.T) {
 func TestAPeerThatStopsReading(t *testing.T) {
 	for name, l := range map[string]limits{
 		"too much waits": {window: 1 << 20, queued: 2 << 20, stall: time.Hour, greeting: 10 * time.Second},
-		"nothing moves":  {window: 1 << 20, queued: 1 << 40, stall: 100 * time.Millisecond, greeting: 10 * time.Second},
+		"nothing moves":  {window: 1 << 20, queued: 1 << 40, stall: 500 * time.Millisecond, greeting: 10 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			leaktest.Check(t)
