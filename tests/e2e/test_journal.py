@@ -268,7 +268,7 @@ def test_what_a_dead_owner_has_left_is_checked(
         tq.init(_owned(tmp_path, units=3))
     log = next((tmp_path / "journal" / "transfer_queue_journal" / "default").glob("state-*"))
     whole = log.read_bytes()
-    log.write_bytes(whole[:200] + b"\xff" + whole[201:])
+    log.write_bytes(whole[:200] + bytes([whole[200] ^ 1]) + whole[201:])
     with pytest.raises(errors.CorruptionError, match=log.name):
         tq.init(_owned(tmp_path, units=2))
     log.write_bytes(whole)
