@@ -181,7 +181,8 @@ def test_what_an_owner_gets_when_it_goes_on_is_not_done_behind_the_callers_back(
             client.async_put(rows, partition_id="q", timeout=1),
             client.async_clear_partition("r", timeout=1),
         ]
-        return await asyncio.gather(*calls, return_exceptions=True)
+        outcomes: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
+        return outcomes
 
     owner.signal(signal.SIGSTOP)
     try:
