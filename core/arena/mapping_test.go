@@ -68,7 +68,7 @@ func TestWriteAndReadInEveryPageState(t *testing.T) {
 
 func TestPageStates(t *testing.T) {
 	if pagemap() < 0 {
-		t.Skip("no /proc/self/pagemap")
+		t.Skip("no /proc/self/pagemap, which alone tells in what state pages are")
 	}
 	a := open(t, Options{SegmentBytes: 64 * mib})
 	m := mapOf(t, a, 0)
@@ -210,7 +210,7 @@ func TestEndLeaseKeepsPagesThatWereOnlyRead(t *testing.T) {
 	m.EndLease(b.Offset, b.Size)
 	var entries [64]uint64
 	if !readPagemap(m.mu.sides[0].mem, b.Offset/pageSize, entries[:]) {
-		t.Skip("no /proc/self/pagemap")
+		t.Skip("no /proc/self/pagemap, which alone tells in what state pages are")
 	}
 	for i, entry := range entries {
 		require.Equal(t, i != 20, entry&pagemapPresent != 0, "page %d", i)

@@ -642,7 +642,7 @@ func TestGolden(t *testing.T) {
 func TestWriteGolden(t *testing.T) {
 	dir := os.Getenv("JOURNAL_GOLDEN")
 	if dir == "" {
-		t.Skip("JOURNAL_GOLDEN does not name a folder")
+		t.Skip("no test: it writes the golden files of a new format into the folder that JOURNAL_GOLDEN names")
 	}
 	l, c := begun(t, journal.Options{Dir: dir, Durability: journal.Strict, AllocateBytes: 64})
 	for n := uint64(1); n <= 7; n++ {

@@ -47,7 +47,7 @@ ENDS: dict[str, tuple[Callable[[Any, list[str]], None], float]] = {
 def session(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Any, Path]]:
     """A session with one unit that puts values of 4 KiB and more on disk, and its folder."""
     if takes_ahead(tmp_path):
-        pytest.skip("files take space ahead here")
+        pytest.skip("this file system takes space ahead by itself: blocks of files do not tell what values take")
     if request.param == "elsewhere":
         made: Disks = request.getfixturevalue("disks")
         made.start("unit-a")

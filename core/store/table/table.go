@@ -9,9 +9,10 @@
 //
 // Zombie bytes still count as used: the limit bounds what the unit holds, whoever holds it.
 //
-// Rows of Options.Threshold bytes and more go to disk, and so do those without bytes when Options.KeepEmpty says so. Their writer fills memory all the same, for which the table has an
-// extent of its own; Prepare copies the rows to a disk extent, Commit binds the cells to that and frees the memory. A row
-// that could not be written stays in memory, so Commit cannot fail. A lease of disk rows has memory too, filled by Load.
+// Rows of Options.Threshold bytes and more go to disk, and so do those without bytes when Options.KeepEmpty says so. Their writer
+// fills memory all the same, for which the table has an extent of its own; Prepare copies the rows to a disk extent, Commit binds
+// the cells to that and frees the memory. A row that could not be written stays in memory, so Commit cannot fail. A lease of disk
+// rows has memory too, filled by Load.
 // Both kinds of memory are called staging and count against the memory limit; when that has no room, the column lies in
 // scratch space, which is on disk but mapped.
 //
